@@ -1,0 +1,1 @@
+"""fedshift: one model over many parties whose data look different."""

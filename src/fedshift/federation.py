@@ -1,0 +1,186 @@
+"""Who learns what: clients with data, the federation of them, and the facts a method may know.
+
+Where data come from is in `fedshift.data`; how a batch is normalised and augmented in
+`fedshift.data.augment`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshift.data.augment import Pipeline
+from fedshift.errors import BadData, UnknownName
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """Inputs and labels of one split: x [N, ...] as uint8 or float, y [N, ...] as int64.
+
+    The tensors may be memory-mapped from disk; nothing here copies them.
+    """
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, index: Tensor) -> Samples:
+        """The samples at the given positions."""
+        return Samples(self.x[index], self.y[index])
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """One party: a name and its training, validation and test samples (val and test may be empty)."""
+
+    name: str
+    train: Samples
+    val: Samples
+    test: Samples
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a method may know of a federation: nothing that belongs to a client's data.
+
+    `width` (of the features) and `stage_shapes` (shape of each stage's output for one sample) are
+    measured on the model; `clients` holds the names in their fixed order.
+    """
+
+    task: str
+    classes: int
+    shape: tuple[int, ...]
+    clients: tuple[str, ...]
+    width: int = 0
+    stage_shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Federation:
+    """Named clients that learn one task.
+
+    Args:
+        name: how reports call it.
+        clients: in the order that every sum and table keeps.
+        classes: the names of the classes; their position is the label.
+        pipeline: how a batch of raw samples becomes the model's input.
+        task: "classification", or "segmentation" (labels are [N, H, W]).
+        metric: what scores are called.
+        recommended: what `fedshift run` takes where the user says nothing: `model`, and fields of
+            the protocol.
+        scored: the clients whose test data are scored, where they are not the ones that train
+            (a pooled federation).
+        source: how the data can be had again ("shifted-digits", a folder…), for resuming.
+    """
+
+    name: str
+    clients: tuple[Client, ...]
+    classes: tuple[str, ...]
+    pipeline: Pipeline = dataclasses.field(default_factory=Pipeline)
+    task: str = "classification"
+    metric: str = "accuracy"
+    recommended: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    scored: tuple[Client, ...] = ()
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", tuple(self.clients))
+        object.__setattr__(self, "scored", tuple(self.scored) or self.clients)
+        check_federation(self)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the clients, in order."""
+        return tuple(c.name for c in self.clients)
+
+    def __getitem__(self, name: str) -> Client:
+        for client in self.clients:
+            if client.name == name:
+                return client
+        raise UnknownName("client", name, self.names)
+
+    def facts(self) -> Facts:
+        """What a method may know (before a model is measured)."""
+        shape = tuple(self.clients[0].train.x.shape[1:])
+        shape = self.pipeline.output_shape(shape)
+        return Facts(self.task, len(self.classes), shape, self.names)
+
+    def without(self, names: Iterable[str]) -> Federation:
+        """The federation without some of its clients (they stay unseen)."""
+        gone = set(names)
+        for name in gone:
+            self[name]
+        rest = tuple(c for c in self.clients if c.name not in gone)
+        if not rest:
+            raise BadData(f"holding out {', '.join(sorted(gone))} leaves no client to train on")
+        return dataclasses.replace(self, clients=rest, scored=())
+
+    def pooled(self) -> Federation:
+        """One client with everybody's data, scored on every client's own test data."""
+        everyone = Client(
+            "pooled",
+            *(
+                _concatenate([getattr(c, split) for c in self.clients])
+                for split in ("train", "val", "test")
+            ),
+        )
+        return dataclasses.replace(self, clients=(everyone,), scored=self.clients)
+
+    def map(self, change: Callable[[Client], Client]) -> Federation:
+        """The federation with every client changed by a function."""
+        return dataclasses.replace(self, clients=tuple(map(change, self.clients)), scored=())
+
+
+def _concatenate(parts: list[Samples]) -> Samples:
+    return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
+
+
+def check_federation(fed: Federation) -> None:
+    """Refuse what cannot be learnt from, naming the client and the remedy."""
+    if not fed.clients:
+        raise BadData(f"federation '{fed.name}' has no clients")
+    names = [c.name for c in fed.clients]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadData(f"federation '{fed.name}' has two clients named '{name}': rename one")
+        if not name or name != name.strip() or any(c in name for c in "/\\\0\n") or name[0] == ".":
+            raise BadData(f"client name '{name}' cannot be a file name: rename the client")
+    shape = tuple(fed.clients[0].train.x.shape[1:])
+    for client in fed.clients:
+        if len(client.train) == 0:
+            raise BadData(
+                f"client '{client.name}' of '{fed.name}' has no training data: "
+                "give it some, or leave the client out"
+            )
+        for split in ("train", "val", "test"):
+            _check_samples(fed, client.name, split, getattr(client, split), shape)
+
+
+def _check_samples(fed: Federation, name: str, split: str, s: Samples, shape: tuple[int, ...]) -> None:
+    where = f"client '{name}' of '{fed.name}' ({split})"
+    if len(s.x) != len(s.y):
+        raise BadData(f"{where} has {len(s.x)} samples but {len(s.y)} labels")
+    if len(s) == 0:
+        return
+    if tuple(s.x.shape[1:]) != shape:
+        raise BadData(
+            f"{where} has samples of shape {tuple(s.x.shape[1:])}, but client "
+            f"'{fed.clients[0].name}' has {shape}: resize them to one shape"
+        )
+    if s.x.is_floating_point() and not bool(torch.isfinite(s.x).all()):
+        raise BadData(f"{where} holds NaN or infinite values: clean or drop those samples")
+    if s.y.is_floating_point() or s.y.is_complex() or s.y.dtype == torch.bool:
+        raise BadData(f"{where} has labels of type {s.y.dtype}: labels must be whole numbers")
+    low, high = int(s.y.min()), int(s.y.max())
+    if low < 0 or high >= len(fed.classes):
+        wrong = low if low < 0 else high
+        raise BadData(
+            f"{where} has a label {wrong}, outside 0 to {len(fed.classes) - 1}: "
+            f"the federation has {len(fed.classes)} classes"
+        )
