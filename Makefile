@@ -1,0 +1,61 @@
+# `make demo` and `make test` work on a fresh clone: the environment is made when it is missing or
+# when pyproject.toml or constraints.txt changed; a second call starts at once.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+DEMO   := runs/demo
+
+# The constraints are given by environment so that they bind isolated builds too.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+TORCH  := $(shell grep '^torch==' constraints.txt)
+
+.PHONY: help env demo test lint types format bench clean
+
+help:
+	@echo "make demo    compare six methods on the embedded digits; report in $(DEMO)"
+	@echo "make test    run the tests"
+	@echo "make lint    ruff and mypy"
+	@echo "make format  let ruff rewrite the files"
+	@echo "make bench   measure the speed of the engines"
+	@echo "make clean   remove the environment and caches (not the runs)"
+
+env: $(STAMP)
+
+# torch comes first and alone: it decides which build (CPU, CUDA) the rest has to fit.
+$(STAMP): pyproject.toml constraints.txt
+	@echo "making $(VENV) (once; torch is large)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet "$(TORCH)"
+	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $@
+
+# The demo before this one is kept as $(DEMO)-before, and only that one.
+demo: $(STAMP)
+	@if [ -e $(DEMO) ]; then rm -rf $(DEMO)-before && mv $(DEMO) $(DEMO)-before; fi
+	$(BIN)/fedshift compare fedavg fedprox scaffold fedbn fedbn+mixup local \
+		--data shifted-digits --seeds 2 --out $(DEMO)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/speed
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
