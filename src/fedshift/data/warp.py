@@ -37,7 +37,9 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
 
 
 def rotate_nearest(x: Tensor, angle: Tensor) -> Tensor:
-    """Rotate images [N, C, H, W] of any type by angles [N] in radians, each pixel copied whole.
+    """Rotate images [N, C, H, W] of any type by angles [N] (or [1]: one for all) in radians.
+
+    Every pixel is copied whole from the nearest one; what comes from outside is 0.
 
     >>> import math
     >>> image = torch.tensor([[[[1, 2], [3, 4]]]], dtype=torch.uint8)
@@ -50,7 +52,7 @@ def rotate_nearest(x: Tensor, angle: Tensor) -> Tensor:
     row = torch.round(from_y + (height - 1) / 2).to(torch.int64)
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     index = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
-    index = index.flatten(1)[:, None, :].expand(-1, x.shape[1], -1)
+    index = index.flatten(1)[:, None, :].expand(x.shape[0], x.shape[1], -1)
     moved = torch.gather(x.flatten(2), 2, index).reshape(x.shape)
     return torch.where(inside[:, None], moved, torch.zeros((), dtype=x.dtype, device=x.device))
 
