@@ -1,0 +1,152 @@
+"""The server's side of a round: broadcast, and combine what came back.
+
+The four parts of aggregation (weights, combine, server_step, after) are the method's; this module
+calls them in order with FedAvg's rules where a method has none of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import BadRun
+from fedshift.method import State, Uploads
+from fedshift.plan import Plan
+from fedshift.tree import Tree, nbytes, pick
+from fedshift.trip import Result
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """What the server holds: the global tensors, and each method's state by its name."""
+
+    model: Tree
+    methods: dict[str, State]
+
+
+def begin(plan: Plan) -> Server:
+    """The server before the first round."""
+    model = {n: t.detach().clone() for n, t in plan.tensors.items()}
+    return Server(model, plan.method.init_server(pick(model, plan.shared), plan.facts))
+
+
+def weighted_mean(stacked: Tensor, weights: Tensor) -> Tensor:
+    """The mean over the first axis; counters (whole numbers) take their largest value.
+
+    >>> weighted_mean(torch.tensor([[0.0], [1.0]]), torch.tensor([0.25, 0.75]))
+    tensor([0.7500])
+    """
+    if not stacked.is_floating_point():
+        return stacked.amax(dim=0)
+    return torch.tensordot(weights.to(stacked.dtype), stacked, dims=1)
+
+
+def sound(result: Result) -> list[bool]:
+    """For each client, whether everything that it sent is finite."""
+    rows = torch.ones(len(result.clients), dtype=torch.bool)
+    flags = [
+        torch.isfinite(t.flatten(1)).all(dim=1)
+        for t in (*result.model.values(), *result.extras.values())
+        if t.is_floating_point()
+    ]
+    if flags:
+        rows = torch.stack(flags).all(dim=0).cpu()
+    return [bool(r) for r in rows]
+
+
+def only(result: Result, keep: Sequence[bool]) -> Result:
+    """A result without some of its clients."""
+    at = torch.tensor([k for k, good in enumerate(keep) if good])
+    if len(at) == len(keep):
+        return result
+
+    def choose(tree: Tree) -> Tree:
+        return {n: t.index_select(0, at.to(t.device)) for n, t in tree.items()}
+
+    return dataclasses.replace(
+        result,
+        clients=[result.clients[k] for k in at],
+        kept=[result.kept[k] for k in at],
+        model=choose(result.model),
+        extras=choose(result.extras),
+        losses=choose(result.losses),
+    )
+
+
+def absorb(
+    plan: Plan,
+    server: Server,
+    result: Result,
+    samples: Mapping[str, int],
+    round: int,
+    key: int,
+) -> Server:
+    """The server after a round: the four parts of aggregation, in order."""
+    method = plan.method
+    counts = torch.tensor([samples[c] for c in result.clients], dtype=plan.dtype, device=plan.device)
+    equal = torch.ones_like(counts)
+    uploads = Uploads(
+        clients=tuple(result.clients),
+        samples=counts,
+        weights=_normalised(counts if plan.protocol.weights == "samples" else equal),
+        model=result.model,
+        extras=result.extras,
+        combined={},
+        total=len(plan.facts.clients),
+        round=round,
+    )
+    own = method.weights(uploads, server.methods)
+    if own is not None:
+        uploads = dataclasses.replace(uploads, weights=_normalised(own.to(counts)))
+    new = {**server.model, **_combine_model(plan, uploads)}
+    uploads = dataclasses.replace(uploads, combined=_combine_extras(plan, uploads, result.kinds))
+    methods = server.methods
+    if result.model:
+        new, methods = method.server_step(server.model, new, methods)
+    new, methods = method.after(new, uploads, methods, key)
+    return Server(new, methods)
+
+
+def _normalised(weights: Tensor) -> Tensor:
+    total = weights.sum()
+    if not bool(torch.isfinite(total)) or float(total) <= 0:
+        raise BadRun(
+            "the clients' weights sum to "
+            f"{float(total):g}: a method's weights must be finite and sum to more than 0"
+        )
+    return weights / total
+
+
+def _combine_model(plan: Plan, uploads: Uploads) -> Tree:
+    combined: Tree = {}
+    for name, stacked in uploads.model.items():
+        own = plan.method.combine(name, stacked, uploads.weights)
+        combined[name] = weighted_mean(stacked, uploads.weights) if own is None else own
+    return combined
+
+
+def _combine_extras(plan: Plan, uploads: Uploads, kinds: Mapping[str, str]) -> Tree:
+    combined: Tree = {}
+    for name, stacked in uploads.extras.items():
+        own = plan.method.combine_extra(name, stacked, uploads.weights)
+        if own is not None:
+            combined[name] = own
+        elif kinds[name] == "mean":
+            combined[name] = weighted_mean(stacked, uploads.weights)
+        elif kinds[name] == "sum":
+            combined[name] = stacked.sum(dim=0)
+    return combined
+
+
+def bytes_down(plan: Plan, server: Server, payload: State) -> int:
+    """Bytes that go to one client: shared tensors and payload (a number counts eight)."""
+    extra = nbytes(dict(payload.tensors)) + 8 * len(payload.numbers)
+    return nbytes(pick(server.model, plan.down)) + extra
+
+
+def bytes_up(result: Result) -> int:
+    """Bytes that come from one client."""
+    return (nbytes(result.model) + nbytes(result.extras)) // max(1, len(result.clients))

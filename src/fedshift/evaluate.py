@@ -1,0 +1,171 @@
+"""Scores of the global model and of each client's own, per client; and of clients never seen.
+
+A client's own model is the global one with what the client keeps laid over it. Test and validation
+data of all clients pass through the global model in one go of large batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedshift import task
+from fedshift.federation import Client, Samples
+from fedshift.net import Net, eval_mode, owners
+from fedshift.plan import Plan
+from fedshift.tree import Tree, under
+
+SPLITS = ("val", "test")
+
+
+@dataclasses.dataclass
+class Score:
+    """One client's scores, as fractions; None where it has no such data or no such model."""
+
+    client: str
+    role: str = "seen"
+    test: float | None = None
+    val: float | None = None
+    personal_test: float | None = None
+    personal_val: float | None = None
+
+    def of(self, view: str, split: str) -> float | None:
+        """The score of a view ("global" or "personal") on a split ("val" or "test")."""
+        name = split if view == "global" else f"personal_{split}"
+        value: float | None = getattr(self, name)
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Mean, worst and spread (standard deviation) over clients."""
+
+    mean: float | None
+    worst: float | None
+    spread: float | None
+
+
+def summary(values: Sequence[float | None]) -> Summary:
+    """Summarise scores, leaving out those that are missing.
+
+    >>> summary([0.5, 0.7, None])
+    Summary(mean=0.6, worst=0.5, spread=0.1)
+    """
+    known = [v for v in values if v is not None]
+    if not known:
+        return Summary(None, None, None)
+    spread = statistics.pstdev(known)
+    return Summary(round(statistics.fmean(known), 12), min(known), round(spread, 12))
+
+
+def personal_tensors(model: Tree, kept: Tree) -> Tree:
+    """A client's own model: the global one, what it keeps, and what it tuned."""
+    return {**model, **under("model", kept), **under("tuned", kept)}
+
+
+def evaluate(
+    plan: Plan, model: Tree, kept: Mapping[str, Tree], clients: Sequence[Client]
+) -> list[Score]:
+    """Scores of the global model on every client, and of its own where it keeps something."""
+    scores = [Score(c.name) for c in clients]
+    for split in SPLITS:
+        parts: list[Samples] = [getattr(c, split) for c in clients]
+        for score, value in zip(scores, _each(plan, model, parts, "global")):
+            setattr(score, split, value)
+    for score, client in zip(scores, clients):
+        own = kept.get(client.name, {})
+        if not (under("model", own) or under("tuned", own)):
+            continue
+        tensors = personal_tensors(model, own)
+        for split in SPLITS:
+            value = _each(plan, tensors, [getattr(client, split)], "personal")[0]
+            setattr(score, f"personal_{split}", value)
+    return scores
+
+
+def evaluate_unseen(plan: Plan, model: Tree, clients: Sequence[Client]) -> list[Score]:
+    """Scores on clients that never took part: of the global model as it is."""
+    scores = evaluate(plan, model, {}, clients)
+    for score in scores:
+        score.role = "unseen"
+    return scores
+
+
+def logits(plan: Plan, tensors: Tree, x: Tensor, view: str = "global") -> Tensor:
+    """The method's prediction for raw samples, batch by batch, in eval mode."""
+    found = []
+    net = Net(plan.model, tensors)
+    with torch.no_grad(), eval_mode(plan.model):
+        for at in range(0, len(x), plan.protocol.eval_batch):
+            batch = x[at : at + plan.protocol.eval_batch].to(plan.device)
+            ready = plan.pipeline(batch, None, plan.dtype)
+            found.append(plan.method.predict(net, ready, view))
+    return torch.cat(found)
+
+
+def _each(
+    plan: Plan, tensors: Tree, parts: Sequence[Samples], view: str
+) -> list[float | None]:
+    """Mean score of each part under one set of tensors."""
+    full = [p for p in parts if len(p)]
+    if not full:
+        return [None] * len(parts)
+    x = full[0].x if len(full) == 1 else torch.cat([p.x for p in full])
+    y = full[0].y if len(full) == 1 else torch.cat([p.y for p in full])
+    predicted = logits(plan, tensors, x, view)
+    right = task.scores(plan.facts.task, predicted, y.to(plan.device)).cpu()
+    found: list[float | None] = []
+    at = 0
+    for part in parts:
+        found.append(float(right[at : at + len(part)].mean()) if len(part) else None)
+        at += len(part)
+    return found
+
+
+def for_unseen(plan: Plan, model: Tree, kept: Sequence[Tree], x: Tensor) -> Tree:
+    """Tensors for a site that never took part, from its own unlabelled inputs.
+
+    Where clients keep norm layers, it gets the mean of theirs, and its running statistics are
+    estimated anew on its inputs; otherwise it gets the global tensors.
+    """
+    owner = owners(plan.model)
+    norms = [n for n in plan.own if isinstance(owner[n], _NORMS)]
+    held = [under("model", k) for k in kept]
+    held = [k for k in held if all(n in k for n in norms)]
+    if not norms or not held:
+        return dict(model)
+    tensors = dict(model)
+    for name in norms:
+        stacked = torch.stack([k[name] for k in held])
+        mean = stacked.to(plan.device)
+        tensors[name] = mean.mean(dim=0) if mean.is_floating_point() else mean.amax(dim=0)
+    return _with_own_statistics(plan, tensors, x)
+
+
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._NormBase)
+
+
+def _with_own_statistics(plan: Plan, tensors: Tree, x: Tensor) -> Tree:
+    """The same tensors with batch-norm statistics of the given inputs (each batch counts alike)."""
+    norms = [m for m in plan.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    moved = {n: t.clone() for n, t in tensors.items()}
+    momenta = [m.momentum for m in norms]
+    try:
+        plan.model.eval()
+        size = min(len(x), plan.protocol.eval_batch)
+        for i, at in enumerate(range(0, len(x) - size + 1, max(1, size))):
+            for norm in norms:
+                norm.train()
+                norm.momentum = 1.0 / (i + 1)
+            batch = plan.pipeline(x[at : at + size].to(plan.device), None, plan.dtype)
+            with torch.no_grad():
+                Net(plan.model, moved).features(batch)
+    finally:
+        for norm, momentum in zip(norms, momenta):
+            norm.momentum = momentum
+        plan.model.eval()
+    return moved

@@ -1,0 +1,196 @@
+"""What is the same for every trip of a run: the built model, and who trains and owns each tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from fedshift.compose import Composed
+from fedshift.data.augment import Pipeline
+from fedshift.errors import BadData, BadModel
+from fedshift.federation import Facts, Federation
+from fedshift.method import Phase, Scope
+from fedshift.net import clone, measure, owners, tensors_of
+from fedshift.optim import Optimizer
+from fedshift.protocol import Protocol
+from fedshift.tree import Tree
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A method, a model built for it, and everything that follows from the two.
+
+    Args:
+        model: built by the method, on the device, in the run's type.
+        scopes: for every tensor of the model, where it travels and which group trains it.
+        modes: for every module, the group whose phases put it in train mode.
+        phases: the gradient steps of one local step.
+        terms: for each phase, the loss terms that other phases name (so that "*" leaves them out).
+        taps: stages whose outputs the losses look at.
+        random: whether the model's forward draws random numbers (dropout).
+        autocast: compute in bfloat16, keep everything else in float32.
+    """
+
+    method: Composed
+    model: nn.Module
+    facts: Facts
+    protocol: Protocol
+    pipeline: Pipeline
+    device: torch.device
+    dtype: torch.dtype
+    autocast: bool
+    scopes: Mapping[str, Scope]
+    modes: Mapping[str, str]
+    phases: tuple[Phase, ...]
+    named_terms: frozenset[str]
+    taps: tuple[str, ...]
+    random: bool
+
+    @property
+    def tensors(self) -> Tree:
+        """The model's tensors (the trip's working copy in the loop engine)."""
+        return tensors_of(self.model)
+
+    @property
+    def trained(self) -> dict[str, tuple[str, ...]]:
+        """Names of the parameters that each group trains."""
+        groups: dict[str, list[str]] = {}
+        params = dict(self.model.named_parameters())
+        for name, scope in self.scopes.items():
+            if name in params and scope.group != "frozen":
+                groups.setdefault(scope.group, []).append(name)
+        return {group: tuple(names) for group, names in groups.items()}
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Names of the parameters that are trained and travel both ways."""
+        names = {n for group in self.trained.values() for n in group}
+        return tuple(n for n, s in self.scopes.items() if n in names and s.share == "both")
+
+    def names(self, *shares: str) -> tuple[str, ...]:
+        """Names of the tensors with one of these shares."""
+        return tuple(n for n, s in self.scopes.items() if s.share in shares)
+
+    @property
+    def down(self) -> tuple[str, ...]:
+        """Names that the server sends."""
+        return self.names("both", "down")
+
+    @property
+    def up(self) -> tuple[str, ...]:
+        """Names that clients send."""
+        return self.names("both", "up")
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Names that a client keeps for itself between rounds."""
+        return self.names("kept", "up")
+
+    def optimizer(self, phase: Phase) -> Optimizer:
+        """The optimizer of a phase: the protocol's, or one of its own."""
+        p = self.protocol
+        return Optimizer(
+            phase.optimizer or p.optimizer,
+            momentum=p.momentum,
+            nesterov=p.nesterov,
+            weight_decay=p.weight_decay,
+            eps=p.eps,
+        )
+
+
+def make(
+    federation: Federation,
+    method: Composed,
+    protocol: Protocol,
+    model: nn.Module,
+    device: torch.device,
+    dtype: str,
+) -> Plan:
+    """Build the model for the method and derive who trains and owns what.
+
+    `model` fits the contract and is not changed.
+    """
+    from fedshift.draws import uses_randomness
+
+    facts = federation.facts()
+    base = clone(model).to(device=device, dtype=DTYPES[dtype])
+    width, shapes = measure(base, facts.shape)
+    facts = dataclasses.replace(facts, width=width, stage_shapes=shapes)
+    built = method.build(base, facts).to(device=device, dtype=DTYPES[dtype])
+    check_batches(built, federation, protocol)
+    probe = torch.zeros((2, *facts.shape), device=device, dtype=DTYPES[dtype])
+    whole = _CallWhole(clone(built))
+    phases = method.phases()
+    owned = owners(built)
+    scopes = {name: method.scope(name, module) for name, module in owned.items()}
+    return Plan(
+        method=method,
+        model=built,
+        facts=facts,
+        protocol=protocol,
+        pipeline=federation.pipeline,
+        device=device,
+        dtype=DTYPES[dtype],
+        autocast=dtype == "bf16",
+        scopes=scopes,
+        modes=_modes(built, scopes),
+        phases=phases,
+        named_terms=frozenset(t for p in phases for t in p.terms if t != "*"),
+        taps=method.taps(tuple(getattr(built, "stages", ()))),
+        random=bool(uses_randomness(whole, probe)) or _attached_dropout(built),
+    )
+
+
+class _CallWhole(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model.head(self.model.features(x))  # type: ignore[operator]
+        return logits
+
+
+def _attached_dropout(model: nn.Module) -> bool:
+    """Dropout anywhere, also in attached networks that a plain forward does not reach."""
+    return any(isinstance(m, nn.modules.dropout._DropoutNd) for m in model.modules())
+
+
+def _modes(model: nn.Module, scopes: Mapping[str, Scope]) -> dict[str, str]:
+    """The group that decides a module's mode: that of its tensors, else of its surroundings."""
+    group: dict[str, str] = {}
+    for path, module in model.named_modules():
+        own = [n for n in dict(module.named_parameters()) or dict(module.named_buffers())]
+        names = [f"{path}.{n}" if path else n for n in own]
+        groups = {scopes[n].group for n in names if n in scopes}
+        parent = group.get(path.rpartition(".")[0], "model")
+        group[path] = groups.pop() if len(groups) == 1 else parent
+        if group[path] == "frozen":
+            group[path] = "model"
+    return group
+
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def check_batches(model: nn.Module, federation: Federation, protocol: Protocol) -> None:
+    """Refuse batches of one sample where a batch norm would have to learn from them."""
+    norms = [name for name, m in model.named_modules() if isinstance(m, _BATCH_NORMS)]
+    if not norms:
+        return
+    if protocol.batch == 1:
+        raise BadModel(
+            f"batch norm '{norms[0]}' would see a batch of one: set the batch size to 2 or more, "
+            "or take a model with group norm"
+        )
+    for client in federation.clients:
+        if len(client.train) == 1:
+            raise BadData(
+                f"client '{client.name}' has one training sample, and batch norm '{norms[0]}' "
+                "would see a batch of one: give it more data, or leave it out"
+            )
