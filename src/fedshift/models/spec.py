@@ -1,0 +1,206 @@
+"""How a model is named, built from a key, and built again by another process.
+
+A `ModelSpec` is what a run writes beside its checkpoints. What a user may hand in as a model (a
+name, a file, a class, a function, an object) becomes a spec by `ModelSpec.of`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedshift import keys
+from fedshift.errors import BadModel
+from fedshift.models import contract, registry, source
+from fedshift.models.adapter import Adapted, adapt, verify
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSpec:
+    """Everything it takes to build a model.
+
+    Args:
+        name: a network of this package ("lenet"), or where to find a class or function
+            ("nets.py:Net", "package.module:Net").
+        stages, head: paths of submodules, for a model that does not say so itself.
+        kwargs: further arguments for the class or function.
+        local: an object that lives in this process alone; such a spec cannot be rebuilt elsewhere.
+
+    >>> spec = ModelSpec.of("lenet")
+    >>> ModelSpec.from_dict(spec.to_dict()) == spec
+    True
+    """
+
+    name: str
+    stages: tuple[str, ...] = ()
+    head: str = ""
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    local: Any = dataclasses.field(default=None, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        stages: tuple[str, ...] = (),
+        head: str = "",
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> ModelSpec:
+        """The spec of whatever a user gives as a model.
+
+        >>> ModelSpec.of(nn.Flatten(), head="fc").rebuildable
+        False
+        """
+        given: dict[str, Any] = {
+            "stages": tuple(stages),
+            "head": head,
+            "kwargs": dict(kwargs or {}),
+        }
+        if isinstance(model, ModelSpec):
+            return dataclasses.replace(model, **{k: v for k, v in given.items() if v})
+        if isinstance(model, str):
+            return cls(model, **given)
+        if isinstance(model, nn.Module):
+            return cls(type(model).__name__, local=model, **given)
+        if callable(model):
+            path = source.importable(model)
+            if path:
+                return cls(path, **given)
+            return cls(source.call_name(model), local=model, **given)
+        raise BadModel(
+            f"a model cannot be made from {type(model).__name__}: give a network's name, "
+            "'nets.py:Net', a module, a class or a function"
+        )
+
+    @property
+    def rebuildable(self) -> bool:
+        """Whether another process can build this model from the dictionary alone."""
+        return self.local is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as TOML or JSON holds them.
+
+        >>> ModelSpec("nets.py:Net", ("conv1",), "fc", {"width": 2}).to_dict()
+        {'name': 'nets.py:Net', 'stages': ['conv1'], 'head': 'fc', 'kwargs': {'width': 2}}
+        """
+        if not self.rebuildable:
+            raise BadModel(
+                f"model '{self.name}' lives in this process alone, others cannot rebuild it: "
+                "put it in a file and give it as 'nets.py:Net', or import it from a module"
+            )
+        return {
+            "name": self.name,
+            "stages": list(self.stages),
+            "head": self.head,
+            "kwargs": dict(self.kwargs),
+        }
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> ModelSpec:
+        """The spec that `to_dict` wrote.
+
+        >>> ModelSpec.from_dict({"name": "mlp"})
+        ModelSpec(name='mlp', stages=(), head='', kwargs={})
+        """
+        wrong = set(plain) - {"name", "stages", "head", "kwargs"}
+        if wrong or not isinstance(plain.get("name"), str):
+            what = f"unknown entries {', '.join(sorted(wrong))}" if wrong else "no name"
+            raise BadModel(f"a model's description has {what}: it holds name, stages, head, kwargs")
+        return cls(
+            plain["name"],
+            tuple(plain.get("stages", ())),
+            plain.get("head", ""),
+            dict(plain.get("kwargs", {})),
+        )
+
+    def build(self, shape: tuple[int, ...], classes: int, key: int) -> nn.Module:
+        """The model, checked; see `build`."""
+        with seeded(keys.fold(key, "model")):
+            model = self._construct(tuple(shape), classes)
+        if self.head:
+            model = adapt(model, self.stages, self.head)
+        elif self.stages and self._fits(model):
+            vars(model)["stages"] = self.stages  # the model's own head, other places for layers
+        elif self.stages:
+            raise BadModel(f"model '{self.name}' has stages but no head: name it too (head='fc')")
+        if isinstance(model, Adapted):
+            verify(model, shape, classes, self.name)
+        else:
+            contract.check(model, shape, classes, self.name)
+        return model
+
+    def _fits(self, model: nn.Module) -> bool:
+        return callable(getattr(model, "features", None)) and hasattr(model, "head")
+
+    def _construct(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        if isinstance(self.local, nn.Module):
+            return copy.deepcopy(self.local)
+        if self.local is None and ":" not in self.name:
+            if self.name.endswith(".py"):
+                raise BadModel(f"model '{self.name}' names no class: add it ('net.py:Net')")
+            if self.kwargs:
+                raise BadModel(
+                    f"network '{self.name}' takes no further arguments, "
+                    f"but {', '.join(self.kwargs)} was given: leave it out"
+                )
+            return registry.construct(self.name, shape, classes)
+        factory: Callable[..., Any] = self.local or source.load(self.name)
+        return source.call(factory, shape, classes, self.kwargs, f"model '{self.name}'")
+
+
+def build(
+    model: Any,
+    shape: tuple[int, ...],
+    classes: int,
+    key: int,
+    *,
+    stages: tuple[str, ...] = (),
+    head: str = "",
+    kwargs: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """Build a model and check that it keeps to the contract.
+
+    Args:
+        model: a network's name, "nets.py:Net", "package.module:Net", a ModelSpec, a class or a
+            function (called with as many of shape and classes as it takes), or a module (copied,
+            with the weights it has).
+        shape: of one sample, as the model sees it.
+        classes: how many there are.
+        key: from which the weights are drawn: the same key gives the same weights, whatever else
+            the process has drawn, and torch's global generators are left as they were.
+        stages, head: paths of submodules, for a model that is not made for this package.
+        kwargs: further arguments for a class or function.
+
+    >>> a, b = (build("lenet", (1, 28, 28), 10, key=7) for _ in range(2))
+    >>> torch.equal(a.head.weight, b.head.weight)
+    True
+    """
+    return ModelSpec.of(model, stages, head, kwargs).build(shape, classes, key)
+
+
+@contextlib.contextmanager
+def seeded(key: int) -> Iterator[None]:
+    """Torch's global generators seeded from a key, and put back afterwards.
+
+    Initialisers, the user's own among them, know no other source of randomness.
+
+    >>> with seeded(3):
+    ...     a = torch.rand(2)
+    >>> with seeded(3):
+    ...     print(torch.equal(a, torch.rand(2)))
+    True
+    """
+    # CUDA's generators only where CUDA is in use: forking them would start it.
+    cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = list(range(torch.cuda.device_count())) if cuda else []
+    seed = key & ((1 << 63) - 1)
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed_all(seed)
+        yield
