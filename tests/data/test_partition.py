@@ -22,7 +22,7 @@ DEALERS = {
     "flat": lambda seed: partition.dirichlet(Y, 7, 0.5, seed=seed),
     "prior": lambda seed: partition.dirichlet(Y, 7, 0.5, seed=seed, concentration="prior"),
     "shards": lambda seed: partition.shards(Y, 7, 3, seed=seed),
-    "evenly": lambda seed: partition.evenly(len(Y), 7, seed=seed),
+    "evenly": lambda seed: partition.evenly(Y, 7, seed=seed),
 }
 
 
@@ -95,6 +95,12 @@ def test_shards_bound_the_number_of_classes():
     assert max(len(set(Y[p].tolist())) for p in parts) <= 2
 
 
+def test_evenly_gives_everyone_the_same_mix():
+    for part in partition.evenly(Y, 7):
+        counts = torch.bincount(Y[part], minlength=10)
+        assert int(counts.min()) >= 28 and int(counts.max()) <= 29  # 200 / 7
+
+
 def test_by_domain_keeps_order():
     parts = partition.by_domain(torch.tensor([3, 1, 3]))
     assert list(parts) == ["3", "1"]
@@ -134,7 +140,7 @@ def test_split_of_pixel_labels_and_of_a_single_sample():
 
 
 def test_deal_makes_a_federation():
-    fed = partition.deal("toy", pool(), partition.evenly(200, 12), metric="hits")
+    fed = partition.deal("toy", pool(), partition.evenly(pool().y, 12), metric="hits")
     assert fed.names[0] == "client-00" and fed.names[-1] == "client-11"
     assert fed.classes == ("0", "1", "2", "3") and fed.metric == "hits"
     every = [getattr(c, s).x[:, 0, 0, 0] for c in fed.clients for s in ("train", "val", "test")]
@@ -151,7 +157,7 @@ def test_a_client_does_not_depend_on_who_else_is_dealt_to():
 
 
 def test_subsample_nests_and_leaves_the_test_data():
-    fed = partition.deal("toy", pool(), partition.evenly(200, 2))
+    fed = partition.deal("toy", pool(), partition.evenly(pool().y, 2))
     half, ten = partition.subsample(fed, 0.5), partition.subsample(fed, 10)
     for client in fed.clients:
         assert len(half[client.name].train) == 30 and len(ten[client.name].train) == 10

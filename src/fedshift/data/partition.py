@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -24,8 +24,6 @@ SHARES = (0.6, 0.15, 0.25)  # training, validation, test
 SPLITS = ("train", "val", "test")
 _TRIES = 1000
 _FLOOR = 1e-6  # of a Dirichlet concentration, which must be positive
-
-Owner = TypeVar("Owner", Client, Federation)
 
 
 def by_domain(domains: Sequence[Any] | Tensor | np.ndarray[Any, Any]) -> dict[str, Tensor]:
@@ -154,15 +152,15 @@ def shards(y: Tensor, clients: int, per_client: int = 2, *, seed: int = 0) -> li
     return [torch.cat([pieces[i] for i in row]).sort().values for row in order.tolist()]
 
 
-def evenly(n: int, clients: int, *, seed: int = 0) -> list[Tensor]:
-    """No skew: n samples dealt at random, the clients' sizes differing by at most one.
+def evenly(y: Tensor, clients: int, *, seed: int = 0) -> list[Tensor]:
+    """No skew: every class dealt evenly, the clients' sizes differing by at most one.
 
-    >>> [len(part) for part in evenly(10, 3)]
+    >>> [len(part) for part in evenly(torch.arange(10) % 2, 3)]
     [4, 3, 3]
     """
-    _labels(torch.zeros(n, dtype=torch.int64), clients)
-    order = keys.permutation(keys.as_tensor(keys.fold(seed, "evenly")), n)
-    return [part.sort().values for part in _pieces(order, _even_sizes(n, clients))]
+    y = _labels(y, clients)
+    arranged = torch.cat(_by_class(y, keys.as_tensor(keys.fold(seed, "evenly"))))
+    return [arranged[k::clients].sort().values for k in range(clients)]
 
 
 def split(
@@ -187,18 +185,31 @@ def split(
     >>> [part.y.bincount().tolist() for part in split(both, (0.6, 0.2, 0.2))]
     [[6, 6], [2, 2], [2, 2]]
     """
+    y = samples.y if stratified and samples.y.ndim == 1 else None
+    cut = split_index(len(samples), y, shares, seed=seed, order=order)
+    train, val, test = map(samples.take, cut)
+    return train, val, test
+
+
+def split_index(
+    n: int,
+    y: Tensor | None,
+    shares: Sequence[float] = SHARES,
+    *,
+    seed: int = 0,
+    order: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The positions of training, validation and test among n samples; `split` explains the rest."""
     shares = check_shares(shares)
-    n = len(samples)
     if order is None:
         order = keys.bits(keys.as_tensor(keys.fold(seed, "split")), (n,))
-    if stratified and samples.y.ndim == 1:
-        order = _spread(samples.y, order)
+    if y is not None:
+        order = _spread(y, order)
     arranged = torch.argsort(order, stable=True)
     first = max(1, math.floor(shares[0] * n + 0.5))
     second = max(first, math.floor((shares[0] + shares[1]) * n + 0.5))
-    cut = arranged[:first], arranged[first:second], arranged[second:]
-    train, val, test = (samples.take(index.sort().values) for index in cut)
-    return train, val, test
+    train, val, test = torch.tensor_split(arranged, [first, second])
+    return train.sort().values, val.sort().values, test.sort().values
 
 
 def _spread(y: Tensor, order: Tensor) -> Tensor:
@@ -237,7 +248,7 @@ def deal(
         fields: further fields of the federation, such as `pipeline` or `task`.
 
     >>> pool = Samples(torch.zeros(40, 1, 4, 4), torch.arange(40) % 2)
-    >>> deal("toy", pool, evenly(40, 2)).names
+    >>> deal("toy", pool, evenly(pool.y, 2)).names
     ('client-0', 'client-1')
     """
     if not isinstance(parts, Mapping):
@@ -253,9 +264,25 @@ def deal(
     return Federation(name, tuple(clients), names, **fields)
 
 
+@overload
 def subsample(
-    owner: Owner, amount: float, *, seed: int = 0, splits: Sequence[str] = ("train",)
-) -> Owner:
+    owner: Client, amount: float, *, seed: int = 0, splits: Sequence[str] = ("train",)
+) -> Client: ...
+
+
+@overload
+def subsample(
+    owner: Federation, amount: float, *, seed: int = 0, splits: Sequence[str] = ("train",)
+) -> Federation: ...
+
+
+def subsample(
+    owner: Client | Federation,
+    amount: float,
+    *,
+    seed: int = 0,
+    splits: Sequence[str] = ("train",),
+) -> Client | Federation:
     """A client or federation with fewer samples; smaller amounts are parts of larger ones.
 
     Args:
