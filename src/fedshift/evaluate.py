@@ -72,13 +72,17 @@ def evaluate(
 ) -> list[Score]:
     """Scores of the global model on every client, and of its own where it keeps something."""
     scores = [Score(c.name) for c in clients]
-    for split in SPLITS:
+    # where each client holds a part of the model back, the rest alone is no model
+    whole = plan.method.view == "global" or not plan.names("kept")
+    for split in SPLITS if whole else ():
         parts: list[Samples] = [getattr(c, split) for c in clients]
         for score, value in zip(scores, _each(plan, model, parts, "global")):
             setattr(score, split, value)
     for score, client in zip(scores, clients):
         own = kept.get(client.name, {})
         if not (under("model", own) or under("tuned", own)):
+            if plan.method.view == "personal" and whole:
+                score.personal_test, score.personal_val = score.test, score.val
             continue
         tensors = personal_tensors(model, own)
         for split in SPLITS:
@@ -87,11 +91,18 @@ def evaluate(
     return scores
 
 
-def evaluate_unseen(plan: Plan, model: Tree, clients: Sequence[Client]) -> list[Score]:
-    """Scores on clients that never took part: of the global model as it is."""
-    scores = evaluate(plan, model, {}, clients)
-    for score in scores:
-        score.role = "unseen"
+def evaluate_unseen(
+    plan: Plan, model: Tree, kept: Mapping[str, Tree], clients: Sequence[Client]
+) -> list[Score]:
+    """Scores on clients that never took part, with what `for_unseen` gives them."""
+    scores = []
+    for client in clients:
+        inputs = client.train.x if len(client.train) else client.test.x
+        tensors = for_unseen(plan, model, list(kept.values()), inputs)
+        score = Score(client.name, role="unseen")
+        for split in SPLITS:
+            setattr(score, split, _each(plan, tensors, [getattr(client, split)], "global")[0])
+        scores.append(score)
     return scores
 
 

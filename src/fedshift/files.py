@@ -187,6 +187,18 @@ def append_lines(path: PathLike, records: Iterable[Mapping[str, Any]]) -> None:
             _sync_folder(path.parent)
 
 
+def cut(path: PathLike, size: int) -> None:
+    """Shorten a file to a size in bytes, on the disk when this returns."""
+    path = Path(path)
+    with _explained("writing", path):
+        handle = _open(path, os.O_RDWR)
+        try:
+            os.ftruncate(handle, size)
+            _sync(handle)
+        finally:
+            os.close(handle)
+
+
 def write_lines(path: PathLike, records: Iterable[Mapping[str, Any]]) -> None:
     """Write records as lines of JSON in place of what the file held."""
     write_text(path, "".join(map(_line, records)))

@@ -10,6 +10,7 @@ from torch import nn
 
 from fedshift.compose import Composed
 from fedshift.data.augment import Pipeline
+from fedshift.draws import uses_randomness
 from fedshift.errors import BadData, BadModel
 from fedshift.federation import Facts, Federation
 from fedshift.method import Phase, Scope
@@ -104,7 +105,8 @@ class Plan:
 
 
 def make(
-    federation: Federation,
+    facts: Facts,
+    pipeline: Pipeline,
     method: Composed,
     protocol: Protocol,
     model: nn.Module,
@@ -115,14 +117,10 @@ def make(
 
     `model` fits the contract and is not changed.
     """
-    from fedshift.draws import uses_randomness
-
-    facts = federation.facts()
     base = clone(model).to(device=device, dtype=DTYPES[dtype])
     width, shapes = measure(base, facts.shape)
     facts = dataclasses.replace(facts, width=width, stage_shapes=shapes)
     built = method.build(base, facts).to(device=device, dtype=DTYPES[dtype])
-    check_batches(built, federation, protocol)
     probe = torch.zeros((2, *facts.shape), device=device, dtype=DTYPES[dtype])
     whole = _CallWhole(clone(built))
     phases = method.phases()
@@ -133,7 +131,7 @@ def make(
         model=built,
         facts=facts,
         protocol=protocol,
-        pipeline=federation.pipeline,
+        pipeline=pipeline,
         device=device,
         dtype=DTYPES[dtype],
         autocast=dtype == "bf16",

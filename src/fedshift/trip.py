@@ -454,8 +454,11 @@ class Trip:
         """The tensors that the trip trains: the model's own, or a fresh stack of them."""
         tensors: Tree = {}
         own = self.plan.tensors
+        tuning = jobs[0].stage.program == "tune"
         for name in own:
             parts = [j.kept.get(f"model/{name}", j.model[name]) for j in jobs]
+            if tuning:
+                parts = [j.kept.get(f"tuned/{name}", p) for j, p in zip(jobs, parts)]
             if self.mapped:
                 tensors[name] = self._stacked(parts).clone()
             else:

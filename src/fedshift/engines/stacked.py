@@ -1,0 +1,183 @@
+"""All clients of a round at once on one device; on a GPU each step is replayed as a CUDA graph.
+
+Cohorts that do not fit into memory are played in chunks of equal size; the chunk is fixed when the
+run begins, so that a resumed run repeats it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshift.batches import Pool
+from fedshift.engines.loop import merge
+from fedshift.federation import Federation
+from fedshift.method import Phase
+from fedshift.plan import Plan
+from fedshift.tree import nbytes
+from fedshift.trip import Job, Result, Trip, _Work
+
+_WARM_UPS = 3  # passes before a capture, so that libraries have allocated and chosen what they use
+_SHARE = 0.6  # of the free memory may be filled by a chunk
+
+
+class Stacked:
+    """Plays trips together, `chunk` clients at a time.
+
+    Args:
+        plan: what is the same for all trips.
+        federation: whose clients train.
+        chunk: clients at a time (0: as many as fit).
+    """
+
+    name = "stacked"
+
+    def __init__(self, plan: Plan, federation: Federation, chunk: int = 0) -> None:
+        pool = Pool.of([c.train for c in federation.clients], plan.device)
+        longest = max(plan.protocol.local_work(len(c.train)) for c in federation.clients)
+        kind = Replayed if plan.device.type == "cuda" else Trip
+        self.chunk = chunk or fitting(plan)
+        self._trip = kind(plan, pool, mapped=True)
+        if isinstance(self._trip, Replayed):
+            self._trip.longest = longest
+
+    def play(self, jobs: Sequence[Job]) -> Result:
+        """Play the trips in chunks."""
+        size = even_chunk(len(jobs), self.chunk)
+        chunks = [jobs[i : i + size] for i in range(0, len(jobs), size)]
+        return merge([self._trip.play(c) for c in chunks])
+
+    def close(self) -> None:
+        """Give graphs and their memory back."""
+        if isinstance(self._trip, Replayed):
+            self._trip.forget()
+
+
+def even_chunk(jobs: int, limit: int) -> int:
+    """The smallest chunk that needs no more chunks than the limit does.
+
+    >>> even_chunk(100, 60), even_chunk(100, 200)
+    (50, 100)
+    """
+    chunks = -(-jobs // max(1, limit))
+    return -(-jobs // chunks)
+
+
+def fitting(plan: Plan) -> int:
+    """How many clients fit: parameters five times over, and a step's activations."""
+    if plan.device.type != "cuda":
+        return 1 << 30
+    free, _ = torch.cuda.mem_get_info(plan.device)
+    before = torch.cuda.max_memory_allocated(plan.device)
+    torch.cuda.reset_peak_memory_stats(plan.device)
+    held = torch.cuda.memory_allocated(plan.device)
+    x = torch.zeros((plan.protocol.batch, *plan.facts.shape), device=plan.device, dtype=plan.dtype)
+    plan.model.eval()
+    plan.model.head(plan.model.features(x)).sum()  # type: ignore[operator]
+    activations = max(0, torch.cuda.max_memory_allocated(plan.device) - held)
+    del x, before
+    phases = len(plan.phases)
+    one = 6 * nbytes(plan.tensors) + 3 * phases * activations
+    return max(1, int(_SHARE * free / max(1, one)))
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """All tensors of nested dictionaries, in order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        for name in sorted(tree):
+            yield from _tensors(tree[name])
+
+
+@dataclasses.dataclass
+class _Static:
+    """The working tensors that graphs of one shape write to, and the graphs."""
+
+    work: _Work
+    graphs: dict[tuple[tuple[str, ...], bool], torch.cuda.CUDAGraph]
+
+
+class Replayed(Trip):
+    """A trip whose steps are captured once per shape and replayed.
+
+    What graphs read and write stays where it is: each round copies its tensors in.
+    """
+
+    longest = 1
+
+    def __init__(self, plan: Plan, pool: Pool, mapped: bool) -> None:
+        super().__init__(plan, pool, mapped)
+        self._statics: dict[Any, _Static] = {}
+        self._now: _Static | None = None
+
+    def forget(self) -> None:
+        """Drop all graphs."""
+        self._statics.clear()
+        self._now = None
+
+    def begin(self, jobs: Sequence[Job], longest: int) -> _Work:
+        """As usual, then copied to where the graphs look."""
+        fresh = super().begin(jobs, max(longest, self.longest))
+        if longest == 0:
+            return fresh
+        signature = (jobs[0].stage.name, *(_shape(t) for t in _all(fresh)))
+        static = self._statics.get(signature)
+        if static is None:
+            static = self._statics[signature] = _Static(fresh, {})
+        else:
+            for old, new in zip(_all(static.work), _all(fresh), strict=True):
+                old.copy_(new)
+            for total in static.work.losses.values():
+                total.zero_()
+        self._now = static
+        return static.work
+
+    def step(self, work: _Work, t: int, masked: bool) -> None:
+        """Replay the graph of this kind of step; capture it the first time."""
+        due = tuple(p for p in self.plan.phases if p.due(t))
+        static = self._now
+        assert static is not None and static.work is work
+        kind = (tuple(p.name for p in due), masked)
+        if kind not in static.graphs:
+            static.graphs[kind] = self._capture(work, due, masked)
+        static.graphs[kind].replay()
+
+    def _capture(self, work: _Work, due: tuple[Phase, ...], masked: bool) -> torch.cuda.CUDAGraph:
+        """Run the step a few times on a side stream, put everything back, then record it."""
+        body: Callable[[], None] = lambda: self.body(work, due, masked)  # noqa: E731
+        before = [t.detach().clone() for t in _moving(work)]
+        totals = {n: t.clone() for n, t in work.losses.items()}
+        side = torch.cuda.Stream(self.plan.device)
+        side.wait_stream(torch.cuda.current_stream(self.plan.device))
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UPS):
+                body()
+        torch.cuda.current_stream(self.plan.device).wait_stream(side)
+        for tensor, old in zip(_moving(work), before, strict=True):
+            tensor.detach().copy_(old)
+        for name, total in work.losses.items():
+            total.copy_(totals[name]) if name in totals else total.zero_()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            body()
+        return graph
+
+
+def _moving(work: _Work) -> list[Tensor]:
+    """What a step changes, except for the losses."""
+    return [*_tensors(work.params), *_tensors(work.buffers), *_tensors(work.state), work.t]
+
+
+def _all(work: _Work) -> list[Tensor]:
+    """Everything that a step reads or changes, except for the losses."""
+    others = (work.dyn, work.rates, work.table, work.first, work.length)
+    return [*(t.detach() for t in _moving(work)), *(t for o in others for t in _tensors(o))]
+
+
+def _shape(tensor: Tensor) -> tuple[Any, ...]:
+    return (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)

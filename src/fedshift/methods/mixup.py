@@ -1,0 +1,51 @@
+"""Mixup (Zhang et al., ICLR 2018): train on convex mixtures of samples and of their labels.
+
+x' = lam x + (1 - lam) x[perm], y' likewise, one lam ~ Beta(alpha, alpha) and one permutation per
+batch. By the linearity of cross-entropy in the labels, the loss is lam CE(y) + (1 - lam) CE(y[perm]).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift import keys
+from fedshift.hparam import hp
+from fedshift.method import Ctx, Method
+
+
+@dataclass(frozen=True)
+class Mixup(Method):
+    """Mixed batches with soft labels.
+
+    >>> Mixup(alpha=0.4).alpha
+    0.4
+    """
+
+    name: ClassVar[str] = "mixup"
+    paper: ClassVar[str] = "Zhang et al., mixup: Beyond Empirical Risk Minimization, ICLR 2018"
+
+    alpha: float = hp(0.2, "both parameters of the Beta distribution (0: no mixing)", low=0, off=0.0)
+
+    def batch(self, x: Tensor, y: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
+        """Mix the batch with a permutation of itself."""
+        if self.alpha == 0:
+            return x, y
+        lam = keys.beta(keys.fold_in(ctx.key, "lambda"), self.alpha, self.alpha).to(x.dtype)
+        partner = keys.permutation(keys.fold_in(ctx.key, "partner"), x.shape[0])
+        return mix(x, soft(y, ctx.facts.classes, x), lam, partner)
+
+
+def soft(y: Tensor, classes: int, like: Tensor) -> Tensor:
+    """Labels as probabilities over classes, classes on the second axis."""
+    return y if y.is_floating_point() else F.one_hot(y, classes).movedim(-1, 1).to(like.dtype)
+
+
+def mix(x: Tensor, y: Tensor, lam: Tensor, partner: Tensor) -> tuple[Tensor, Tensor]:
+    """lam of each sample and 1 - lam of its partner."""
+    mixed_x = lam * x + (1.0 - lam) * x.index_select(0, partner)
+    mixed_y = lam * y + (1.0 - lam) * y.index_select(0, partner)
+    return mixed_x, mixed_y

@@ -1,0 +1,92 @@
+"""From a run folder's `config.toml` back to the objects that it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedshift import files, methods
+from fedshift.compose import Composed
+from fedshift.errors import BadRun, FedshiftError
+from fedshift.federation import Federation
+from fedshift.method import Method
+from fedshift.models import ModelSpec
+from fedshift.protocol import Protocol
+
+if TYPE_CHECKING:
+    from fedshift.run import Run
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A run folder's configuration, or an error that says what the folder is instead."""
+    path = folder / "config.toml"
+    if not folder.is_dir():
+        raise BadRun(f"run folder '{folder}' does not exist: check the path")
+    if not path.is_file():
+        raise BadRun(f"'{folder}' holds no config.toml: it is not a run's folder")
+    config = files.read_toml(path)
+    missing = {"method", "protocol", "source", "network", "settings", "facts"} - set(config)
+    if missing:
+        raise BadRun(f"{path} lacks {', '.join(sorted(missing))}: it is no run's configuration")
+    return config
+
+
+def rebuild(
+    kind: type[Run],
+    folder: Path,
+    federation: Federation | None,
+    model: Any,
+    method: Method | Composed | None,
+    options: Mapping[str, Any],
+) -> Run:
+    """The run that a folder describes, at its beginning."""
+    from fedshift import data
+
+    config = read_config(folder)
+    try:
+        if federation is None:
+            federation = data.load(_needed(config["source"]["data"], "data", "federation", folder))
+        return kind(
+            federation,
+            method or method_of(config, folder),
+            Protocol(**config["protocol"]),
+            model or spec_of(config, folder),
+            seed=config["seed"],
+            engine=config["engine"],
+            workers=config["workers"],
+            chunk=config["chunk"],
+            device=config["device"],
+            dtype=config["dtype"],
+            out=folder,
+            hold_out=config["hold_out"],
+            checkpoint_every=config["checkpoint_every"],
+            **options,
+        )
+    except (KeyError, TypeError) as error:
+        if isinstance(error, FedshiftError):
+            raise
+        raise BadRun(
+            f"{folder / 'config.toml'} cannot be used ({error}): restore it as it was written"
+        ) from None
+
+
+def method_of(config: Mapping[str, Any], folder: Path) -> Composed:
+    """The method that a configuration names."""
+    text = _needed(config["source"]["method"], "method", "method", folder)
+    return methods.make(text, config["settings"])
+
+
+def spec_of(config: Mapping[str, Any], folder: Path) -> ModelSpec:
+    """The model that a configuration names."""
+    _needed(config["network"].get("name", ""), "model", "model", folder)
+    return ModelSpec.from_dict(config["network"])
+
+
+def _needed(text: str, what: str, argument: str, folder: Path) -> str:
+    if not text:
+        raise BadRun(
+            f"the {what} of '{folder}' came from Python and cannot be found again: continue with "
+            f"fs.Run.resume('{folder}', {argument}=…)"
+        )
+    return text

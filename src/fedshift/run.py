@@ -1,0 +1,555 @@
+"""A run: rounds of a method over a federation under a protocol, saved so that it can go on.
+
+What a round computes is in `fedshift.trip` and `fedshift.aggregate`; this module plays rounds in
+order, scores them, writes what a run folder holds, and continues an interrupted run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import platform
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshift import aggregate, checkpoint, evaluate, files, keys, methods, plan as plans, tree
+from fedshift._version import __version__
+from fedshift.aggregate import Server
+from fedshift.checkpoint import Best, Progress
+from fedshift.compose import Composed
+from fedshift.engines import Engine, choice
+from fedshift.errors import BadRun, BadValue
+from fedshift.federation import Client, Federation
+from fedshift.method import Method, Stage, State
+from fedshift.models import ModelSpec
+from fedshift.protocol import Protocol
+from fedshift.tree import Tree
+from fedshift.trip import Job, Result
+
+Line = dict[str, Any]
+
+
+class FedshiftWarning(UserWarning):
+    """Something odd that does not stop a run."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user stopped a run; it was saved, and the message says how to go on."""
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, FedshiftWarning, stacklevel=3)
+
+
+class Run:
+    """Trains one method on one federation.
+
+    Args:
+        federation: who learns what.
+        method: a method, a composition of several, or a name such as "fedprox+mixup".
+        protocol: how they train (None: what the federation recommends).
+        model: a name, "file.py:Net", a module, or a `ModelSpec` (None: what the federation
+            recommends).
+        seed: of everything random.
+        engine: "auto", "loop" or "stacked".
+        workers: processes of the loop engine on a CPU (None: a measured rule decides).
+        chunk: clients at a time in the stacked engine (0: as many as fit).
+        device: "auto", "cpu", "cuda", "cuda:1".
+        dtype: "float32", "float64" or "bf16".
+        out: the run's folder (None: nothing is written).
+        hold_out: clients that do not train and are scored as unseen.
+        checkpoint_every: rounds between checkpoints.
+        say: takes sentences about choices made; `warn`: takes warnings.
+
+    >>> import fedshift as fs
+    >>> protocol = fs.Protocol(rounds=1, steps=1, batch=8)
+    >>> run = fs.Run(fs.data.load("shifted-digits"), "fedavg", protocol, model="mlp").play()
+    >>> len(run.lines)  # one per client and one for the round
+    6
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        method: Method | Composed | str,
+        protocol: Protocol | None = None,
+        model: Any = None,
+        *,
+        seed: int = 0,
+        engine: str = "auto",
+        workers: int | None = None,
+        chunk: int = 0,
+        device: str = "auto",
+        dtype: str = "float32",
+        out: str | Path | None = None,
+        hold_out: Sequence[str] = (),
+        checkpoint_every: int = 1,
+        say: Callable[[str], None] = lambda sentence: None,
+        warn: Callable[[str], None] = _warn,
+    ) -> None:
+        self.method = _composed(method)
+        self.protocol = protocol or recommended_protocol(federation)
+        self.seed = seed
+        self.dtype = dtype
+        self.out = None if out is None else Path(out)
+        self.hold_out = tuple(hold_out)
+        self.checkpoint_every = checkpoint_every
+        self.lines: list[Line] = []
+        self._say, self._warn = say, warn
+        if dtype not in plans.DTYPES:
+            raise BadValue(f"dtype '{dtype}' is not known: choose {', '.join(plans.DTYPES)}")
+        if checkpoint_every < 1:
+            raise BadValue(f"checkpoint_every is {checkpoint_every}: give 1 or more rounds")
+        self.unseen = tuple(federation[name] for name in self.hold_out)
+        self.whole = federation
+        rest = federation.without(self.hold_out) if self.hold_out else federation
+        self.federation = rest.pooled() if self.method.pooled else rest
+        self._check_data()
+        spec = ModelSpec.of(federation.recommended.get("model", "mlp") if model is None else model)
+        self.spec = spec
+        facts = self.federation.facts()
+        built = spec.build(facts.shape, facts.classes, keys.fold(seed, "model"))
+        self.device = choice.device_of(device)
+        self.plan = plans.make(
+            facts,
+            self.federation.pipeline,
+            self.method,
+            self.protocol,
+            built,
+            self.device,
+            dtype,
+        )
+        plans.check_batches(self.plan.model, self.federation, self.protocol)
+        self._samples = {c.name: len(c.train) for c in self.federation.clients}
+        self._place = {c.name: k for k, c in enumerate(self.federation.clients)}
+        self.stages = self.method.stages(self.protocol)
+        self.engine_name, self.workers = choice.choose(
+            self.plan, self.federation, engine, workers, chunk, self._rebuildable(), say
+        )
+        self.chunk = chunk
+        self.progress = self._beginning()
+        self._engine: Engine | None = None
+
+    # -- playing -------------------------------------------------------------------------------
+
+    def play(self, on_round: Callable[[Run, Line], None] = lambda run, line: None) -> Run:
+        """Play all rounds that are left; `on_round` gets the line of each round that ended.
+
+        A run with a folder saves itself as it goes. Ctrl-C saves what is there and raises
+        `Interrupted`, whose message holds the command that continues.
+        """
+        if self.out is not None and not (self.out / "config.toml").exists():
+            self._open_folder()
+        began = time.monotonic() - self.progress.seconds
+        try:
+            self._engine = self._start_engine()
+            while self.progress.stage < len(self.stages):
+                line = self._round(began)
+                on_round(self, line)
+            self._finish()
+        except KeyboardInterrupt:
+            raise Interrupted(self._save_interrupted()) from None
+        finally:
+            if self._engine is not None:
+                self._engine.close()
+                self._engine = None
+        return self
+
+    def _round(self, began: float) -> Line:
+        """Play one round, score it, and save where due."""
+        now, stage = self.progress, self.stages[self.progress.stage]
+        start = time.perf_counter()
+        jobs = self._jobs(stage, now)
+        assert self._engine is not None
+        result = self._engine.play(jobs)
+        sent = {j.client: aggregate.bytes_down(self.plan, now.server, j.payload) for j in jobs}
+        came = aggregate.bytes_up(result)
+        good, left_out = self._sound(stage, now, result)
+        kept = {**now.kept, **dict(zip(good.clients, good.kept))}
+        server = now.server
+        if stage.program != "tune":
+            key = keys.fold(self.seed, "server", stage.name, now.round)
+            server = aggregate.absorb(self.plan, server, good, self._samples, now.round, key)
+        trained = stage.program != "collect"
+        done = now.done + trained
+        last = now.round + 1 == stage.rounds
+        scored = trained and (last or done % self.protocol.eval_every == 0)
+        scores = self._scores(server, kept) if scored else []
+        lines = self._lines(stage, done, jobs, good, left_out, sent, came, scores)
+        lines[-1]["seconds"] = time.perf_counter() - start
+        self._record(lines)
+        self.progress = Progress(
+            stage=now.stage + last,
+            round=0 if last else now.round + 1,
+            done=done,
+            server=server,
+            kept=kept,
+            best=self._best(now.best, lines[-1], server, kept, scored),
+            metrics=self._metrics_size(),
+            seconds=time.monotonic() - began,
+        )
+        ended = self.progress.stage == len(self.stages)
+        if ended or done % self.checkpoint_every == 0:
+            self.save()
+        return lines[-1]
+
+    def _jobs(self, stage: Stage, now: Progress) -> list[Job]:
+        jobs = []
+        for name in self._participants(stage, now.round):
+            n = self._samples[name]
+            payload = self.method.broadcast(now.server.methods, name, now.round)
+            jobs.append(
+                Job(
+                    client=name,
+                    stage=stage,
+                    round=now.round,
+                    lr=self.protocol.rate(min(now.done, self.protocol.rounds - 1)),
+                    key=keys.fold(self.seed, "client", name, stage.name, now.round),
+                    payload=payload,
+                    model=now.server.model,
+                    kept=dict(now.kept[name]),
+                    place=self._place[name],
+                    samples=n,
+                    steps=self.protocol.local_work(n),
+                )
+            )
+        return jobs
+
+    def _participants(self, stage: Stage, round: int) -> list[str]:
+        """Who takes part, in the federation's order; drawn without replacement."""
+        names = self.federation.names
+        count = len(names) if stage.everyone else self.protocol.participants(len(names))
+        if stage.program == "collect" or count == len(names):
+            return list(names)
+        key = keys.as_tensor(keys.fold(self.seed, "participants", stage.name, round))
+        return [names[i] for i in sorted(keys.permutation(key, len(names))[:count].tolist())]
+
+    def _sound(
+        self, stage: Stage, now: Progress, result: Result
+    ) -> tuple[Result, dict[str, str]]:
+        """The result without clients whose upload is NaN or infinite; if all are, the run stops."""
+        flags = aggregate.sound(result)
+        if stage.program == "tune":
+            flags = [tree.finite(kept) for kept in result.kept]
+        left_out = {c: "not finite" for c, good in zip(result.clients, flags) if not good}
+        for client in left_out:
+            self._warn(
+                f"client '{client}' sent NaN or infinite values in round {now.done + 1} "
+                "and is left out of it: lower the learning rate, or clip its gradients"
+            )
+        if not any(flags):
+            where = "" if self.out is None else f"; the last good state is in {self.out}"
+            self.save(force=True)
+            raise BadRun(
+                f"every client sent NaN or infinite values in round {now.done + 1}: lower the "
+                f"learning rate (--lr) or clip gradients{where}"
+            )
+        return aggregate.only(result, flags), left_out
+
+    # -- scores --------------------------------------------------------------------------------
+
+    def _scores(self, server: Server, kept: Mapping[str, Tree]) -> list[evaluate.Score]:
+        seen = evaluate.evaluate(self.plan, server.model, kept, self.federation.scored)
+        return seen + evaluate.evaluate_unseen(self.plan, server.model, kept, self.unseen)
+
+    def _lines(
+        self,
+        stage: Stage,
+        round: int,
+        jobs: Sequence[Job],
+        result: Result,
+        left_out: Mapping[str, str],
+        sent: Mapping[str, int],
+        came: int,
+        scores: Sequence[evaluate.Score],
+    ) -> list[Line]:
+        """The lines of `metrics.jsonl` of one round: one per client, then the round's own."""
+        head = {"stage": stage.name, "round": round}
+        losses = _losses(result)
+        lines: list[Line] = []
+        by_client = {s.client: s for s in scores}
+        for client in dict.fromkeys([*by_client, *(j.client for j in jobs)]):
+            score = by_client.get(client, evaluate.Score(client))
+            lines.append(
+                {
+                    **head,
+                    **dataclasses.asdict(score),
+                    "loss": losses.get(client),
+                    "bytes_up": came if client in sent else 0,
+                    "bytes_down": sent.get(client, 0),
+                }
+            )
+        seen = [s for s in scores if s.role == "seen"]
+        test = evaluate.summary([s.of(self.method.view, "test") for s in seen])
+        val = evaluate.summary([s.of(self.method.view, "val") for s in seen])
+        lines.append(
+            {
+                **head,
+                "client": None,
+                "mean": test.mean,
+                "worst": test.worst,
+                "spread": test.spread,
+                "val": val.mean,
+                "loss": _mean_losses(losses),
+                "bytes_up": came * len(jobs),
+                "bytes_down": sum(sent.values()),
+                "participants": [j.client for j in jobs],
+                "left_out": dict(left_out),
+            }
+        )
+        return lines
+
+    def _best(
+        self,
+        best: Best | None,
+        line: Line,
+        server: Server,
+        kept: Mapping[str, Tree],
+        scored: bool,
+    ) -> Best | None:
+        """The best round so far, for the rules that choose one."""
+        value = line["val"] if self.protocol.select == "best-val" else line["mean"]
+        if self.protocol.select not in ("best-val", "best-test") or not scored or value is None:
+            return best
+        later_stage = best is not None and line["stage"] != "train" and best.round < line["round"]
+        if best is None or value > best.score or later_stage:
+            return Best(value, line["round"], server.model, kept)
+        return best
+
+    @property
+    def selected(self) -> tuple[Tree, Mapping[str, Tree]]:
+        """The global tensors and what clients keep, of the round that the rule selects."""
+        if self.progress.best is not None:
+            return self.progress.best.model, self.progress.best.kept
+        return self.progress.server.model, self.progress.kept
+
+    @property
+    def weights_sha256(self) -> str:
+        """A fingerprint of the selected global tensors."""
+        return tree.digest(self.selected[0])
+
+    # -- the run's folder ----------------------------------------------------------------------
+
+    def config(self) -> Line:
+        """Everything that decides the run's results, resolved, with versions."""
+        parts = [methods.spec_of(p) for p in self.method.parts]
+        return {
+            "method": self.method.name,
+            "data": self.whole.name,
+            "model": self.spec.name,
+            "seed": self.seed,
+            "metric": self.whole.metric,
+            "view": self.method.view,
+            "select": self.protocol.select,
+            "engine": self.engine_name,
+            "workers": self.workers,
+            "chunk": self.chunk,
+            "device": str(self.device),
+            "dtype": self.dtype,
+            "hold_out": list(self.hold_out),
+            "checkpoint_every": self.checkpoint_every,
+            "source": {
+                "data": self.whole.source,
+                "method": "+".join(p for p in parts if p) if all(parts) else "",
+            },
+            "network": self.spec.to_dict() if self.spec.rebuildable else {"name": ""},
+            "settings": methods.settings_of(self.method),
+            "protocol": dataclasses.asdict(self.protocol),
+            "facts": {
+                "task": self.plan.facts.task,
+                "classes": list(self.whole.classes),
+                "shape": list(self.plan.facts.shape),
+                "clients": list(self.plan.facts.clients),
+            },
+            "pipeline": self.federation.pipeline.to_config(),
+            "versions": {
+                "fedshift": __version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+        }
+
+    def save(self, force: bool = False) -> None:
+        """Write a checkpoint now."""
+        if self.out is None or (force and not (self.out / "config.toml").exists()):
+            return
+        checkpoint.save(self.out / "checkpoint", self.progress, self._fingerprint())
+
+    def _fingerprint(self) -> str:
+        assert self.out is not None
+        return sha256(files.read_text(self.out / "config.toml").encode()).hexdigest()
+
+    def _open_folder(self) -> None:
+        assert self.out is not None
+        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+            raise BadRun(
+                f"'{self.out}' holds something already: choose another folder with --out, or "
+                f"continue a run that is in it with: fedshift run --resume {self.out}"
+            )
+        files.write_toml(self.out / "config.toml", self.config())
+
+    def _record(self, lines: list[Line]) -> None:
+        if self.out is not None:
+            files.append_lines(self.out / "metrics.jsonl", lines)
+        self.lines += lines
+
+    def _metrics_size(self) -> int:
+        return 0 if self.out is None else (self.out / "metrics.jsonl").stat().st_size
+
+    def _save_interrupted(self) -> str:
+        if self.out is None:
+            return "interrupted; the run has no folder, so nothing was saved"
+        self._cut_metrics()
+        self.save(force=True)
+        return f"interrupted; continue with: fedshift run --resume {self.out}"
+
+    def _cut_metrics(self) -> None:
+        """Drop the lines of rounds after the last one that counts."""
+        assert self.out is not None
+        path = self.out / "metrics.jsonl"
+        size = path.stat().st_size if path.exists() else 0
+        if size < self.progress.metrics:
+            raise BadRun(
+                f"{path} is shorter than its checkpoint says: restore it, or start anew in "
+                "another folder"
+            )
+        if size > self.progress.metrics:
+            files.cut(path, self.progress.metrics)
+
+    def _finish(self) -> None:
+        """Write the selected model and what clients keep."""
+        if self.out is None:
+            return
+        model, kept = self.selected
+        meta = {"method": self.method.name, "model": self.spec.name}
+        files.save_tensors(self.out / "model.safetensors", model, meta)
+        for client, own in kept.items():
+            if own:
+                files.save_tensors(
+                    self.out / "personal" / f"{client}.safetensors", own, {**meta, "client": client}
+                )
+
+    # -- beginning and continuing --------------------------------------------------------------
+
+    def _beginning(self) -> Progress:
+        server = aggregate.begin(self.plan)
+        shared = tree.pick(server.model, self.plan.shared)
+        own: State = self.method.init_client(shared, self.plan.facts)
+        kept = {
+            **own.tensors,
+            **{n: torch.tensor(v, dtype=_number_type(v)) for n, v in own.numbers.items()},
+        }
+        return Progress(0, 0, 0, server, {c: kept for c in self.federation.names})
+
+    @classmethod
+    def resume(
+        cls,
+        folder: str | Path,
+        federation: Federation | None = None,
+        model: Any = None,
+        method: Method | Composed | None = None,
+        **options: Any,
+    ) -> Run:
+        """The run saved in a folder, ready to play on, from its own configuration.
+
+        What the configuration cannot rebuild (data, a model or a method that live in Python) is
+        given here again. `options` are `say` and `warn`.
+        """
+        from fedshift.resume import rebuild
+
+        run = rebuild(cls, Path(folder), federation, model, method, options)
+        assert run.out is not None
+        saved = checkpoint.load(run.out / "checkpoint", run._fingerprint())
+        if saved is not None:
+            run.progress = _on_device(saved, run.device)
+        run._cut_metrics()
+        if (run.out / "metrics.jsonl").exists():
+            run.lines = files.read_lines(run.out / "metrics.jsonl")
+        return run
+
+    def _start_engine(self) -> Engine:
+        if self.workers > 1:
+            from fedshift.engines.workers import Workers
+
+            return Workers(self.plan, self.federation, self.workers, self.spec, self.dtype, self.seed)
+        return choice.start(self.plan, self.federation, self.engine_name, self.chunk)
+
+    def _rebuildable(self) -> bool:
+        return self.spec.rebuildable and all(methods.spec_of(p) for p in self.method.parts)
+
+    def _check_data(self) -> None:
+        for client in self.federation.clients:
+            if len(client.train) < self.protocol.batch:
+                self._warn(
+                    f"client '{client.name}' has {len(client.train)} training samples, fewer than "
+                    f"a batch of {self.protocol.batch}: its batches repeat samples"
+                )
+            if len(self.federation.classes) > 1 and _one_class(client):
+                self._warn(
+                    f"client '{client.name}' has training samples of one class alone: "
+                    "its own model will know no other"
+                )
+
+
+def recommended_protocol(federation: Federation) -> Protocol:
+    """The protocol that a federation recommends.
+
+    >>> from fedshift.data import load
+    >>> recommended_protocol(load("shifted-digits")).rounds >= 6
+    True
+    """
+    known = {f.name for f in dataclasses.fields(Protocol)}
+    return Protocol(**{n: v for n, v in federation.recommended.items() if n in known})
+
+
+def _composed(method: Method | Composed | str) -> Composed:
+    if isinstance(method, str):
+        return methods.make(method)
+    return Composed.of(method)
+
+
+def _one_class(client: Client) -> bool:
+    y = client.train.y
+    return bool((y == y.reshape(-1)[0]).all())
+
+
+def _number_type(value: float) -> torch.dtype:
+    return torch.int64 if isinstance(value, int) else torch.float64
+
+
+def _losses(result: Result) -> dict[str, dict[str, float]]:
+    """Each client's mean loss terms."""
+    columns = {n: t.detach().cpu().tolist() for n, t in result.losses.items()}
+    return {c: {n: v[k] for n, v in columns.items()} for k, c in enumerate(result.clients)}
+
+
+def _mean_losses(losses: Mapping[str, Mapping[str, float]]) -> dict[str, float] | None:
+    names = dict.fromkeys(n for own in losses.values() for n in own)
+    return {n: math.fsum(own[n] for own in losses.values()) / len(losses) for n in names} or None
+
+
+def _on_device(progress: Progress, device: torch.device) -> Progress:
+    def move(tensors: Mapping[str, Tensor]) -> Tree:
+        return {n: t.to(device) for n, t in tensors.items()}
+
+    server = Server(
+        move(progress.server.model),
+        {m: State(move(s.tensors), s.numbers) for m, s in progress.server.methods.items()},
+    )
+    best = progress.best
+    if best is not None:
+        kept = {c: move(k) for c, k in best.kept.items()}
+        best = dataclasses.replace(best, model=move(best.model), kept=kept)
+    return dataclasses.replace(
+        progress,
+        server=server,
+        kept={c: move(k) for c, k in progress.kept.items()},
+        best=best,
+    )
