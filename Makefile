@@ -24,12 +24,13 @@ help:
 
 env: $(STAMP)
 
-# torch comes first and alone: it decides which build (CPU, CUDA) the rest has to fit.
+# torch comes first and alone: it decides which build (CPU, CUDA) the rest has to fit. -qq leaves
+# errors only.
 $(STAMP): pyproject.toml constraints.txt
 	@echo "making $(VENV) (once; torch is large)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet "$(TORCH)"
-	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@$(BIN)/python -m pip install -qq "$(TORCH)"
+	@$(BIN)/python -m pip install -qq --editable ".[dev]"
 	@touch $@
 
 # The demo before this one is kept as $(DEMO)-before, and only that one.
