@@ -90,7 +90,7 @@ def start(plan: Plan, federation: Federation, name: str, chunk: int) -> Engine:
     """The engine of a name, in this process."""
     if name == "stacked":
         return Stacked(plan, federation, chunk)
-    return Loop(plan, federation, resident(plan, federation))
+    return Loop(plan, [c.train for c in federation.clients], resident(plan, federation))
 
 
 def _unstackable(plan: Plan) -> str:

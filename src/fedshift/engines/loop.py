@@ -6,13 +6,14 @@ share the work (`fedshift.engines.workers`).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from fedshift.batches import Pool
-from fedshift.federation import Federation
+from fedshift.federation import Samples
 from fedshift.plan import Plan
 from fedshift.tree import Tree
 from fedshift.trip import Job, Result, Trip
@@ -23,17 +24,16 @@ class Loop:
 
     Args:
         plan: what is the same for all trips.
-        federation: whose clients train.
+        parts: each client's training samples.
         resident: keep the data on the device (False: carry each batch there).
     """
 
     name = "loop"
 
-    def __init__(self, plan: Plan, federation: Federation, resident: bool = True) -> None:
+    def __init__(self, plan: Plan, parts: Sequence[Samples], resident: bool = True) -> None:
         self._plan = plan
         self._trips = [
-            Trip(plan, Pool.of([c.train], plan.device, resident), mapped=False)
-            for c in federation.clients
+            Trip(plan, Pool.of([part], plan.device, resident), mapped=False) for part in parts
         ]
 
     def play(self, jobs: Sequence[Job]) -> Result:
@@ -43,17 +43,10 @@ class Loop:
 
     def play_one(self, job: Job) -> Result:
         """Play one trip."""
-        return self._trips[job.place].play([_at_start(job)])
+        return self._trips[job.place].play([dataclasses.replace(job, place=0)])
 
     def close(self) -> None:
         """Nothing to end."""
-
-
-def _at_start(job: Job) -> Job:
-    """The job with its data at the start of a pool of its own."""
-    import dataclasses
-
-    return dataclasses.replace(job, place=0)
 
 
 @contextmanager

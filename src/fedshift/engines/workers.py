@@ -1,0 +1,253 @@
+"""The loop engine over several processes: each plays one trip at a time on one thread.
+
+Workers start from a clean interpreter and build the method and the model from their names and
+hyperparameters; nothing is pickled. Data are laid into shared memory once (or mapped from the same
+file), tensors of a round pass through shared memory, all else as lines of JSON. Which worker plays
+which client does not change a bit of the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fedshift import errors, methods
+from fedshift.engines.arena import Arena, mapped_file
+from fedshift.engines.loop import merge
+from fedshift.errors import BadRun, FedshiftError
+from fedshift.federation import Federation
+from fedshift.models import ModelSpec
+from fedshift.plan import Plan
+from fedshift.tree import Tree
+from fedshift.trip import Job, Result
+
+_PATIENCE = 1.0  # seconds that a worker gets to end by itself
+
+
+class Workers:
+    """Worker processes that share the work of a round.
+
+    Args:
+        plan: what is the same for all trips (on the CPU).
+        federation: whose clients train.
+        count: how many processes.
+        spec, dtype, seed: what they need, beside the plan, to build the same.
+    """
+
+    name = "loop"
+
+    def __init__(
+        self,
+        plan: Plan,
+        federation: Federation,
+        count: int,
+        spec: ModelSpec,
+        dtype: str,
+        seed: int,
+    ) -> None:
+        self._down = Arena()
+        self._data = Arena()
+        opening = {
+            "method": "+".join(methods.spec_of(p) or p.name for p in plan.method.parts),
+            "settings": methods.settings_of(plan.method),
+            "network": spec.to_dict(),
+            "protocol": dataclasses.asdict(plan.protocol),
+            "facts": {
+                "task": plan.facts.task,
+                "classes": plan.facts.classes,
+                "shape": plan.facts.shape,
+                "clients": plan.facts.clients,
+            },
+            "pipeline": plan.pipeline.to_config(),
+            "dtype": dtype,
+            "seed": seed,
+            "data": _lay_out(federation, self._data),
+            "path": sys.path,
+        }
+        self._all: list[_Worker] = []
+        try:
+            for _ in range(count):
+                self._all.append(_Worker(self._down, self._data))
+            for worker in self._all:
+                worker.send(opening)
+            for worker in self._all:
+                worker.receive()
+        except BaseException:
+            self.close()
+            raise
+
+    def play(self, jobs: Sequence[Job]) -> Result:
+        """Give each free worker the next trip; results keep the order of the jobs."""
+        messages = self._publish(jobs)
+        results: list[Result | None] = [None] * len(jobs)
+        waiting = list(range(len(jobs)))[::-1]
+        busy: dict[_Worker, int] = {}
+        free = list(self._all)
+        while waiting or busy:
+            while waiting and free:
+                worker, k = free.pop(), waiting.pop()
+                worker.send(messages[k])
+                busy[worker] = k
+            ready, _, _ = select.select(list(busy), [], [])
+            for worker in ready:
+                k = busy.pop(worker)
+                results[k] = worker.result(jobs[k].client)
+                free.append(worker)
+        return merge([r for r in results if r is not None])
+
+    def close(self) -> None:
+        """End the processes: politely, then not."""
+        for worker in self._all:
+            worker.hang_up()
+        for worker in self._all:
+            worker.end()
+        self._all = []
+
+    def _publish(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+        """Write all tensors of a round once; each job refers to them by number."""
+        tensors: list[Tensor] = []
+        numbers: dict[int, int] = {}
+
+        def refer(tree: Tree) -> dict[str, int]:
+            for t in tree.values():
+                if id(t) not in numbers:
+                    numbers[id(t)] = len(tensors)
+                    tensors.append(t)
+            return {name: numbers[id(t)] for name, t in tree.items()}
+
+        messages = []
+        for job in jobs:
+            plain = {f: getattr(job, f) for f in _PLAIN}
+            plain["stage"] = dataclasses.asdict(job.stage)
+            plain["numbers"] = dict(job.payload.numbers)
+            for name, tree in (
+                ("payload", dict(job.payload.tensors)),
+                ("model", job.model),
+                ("kept", job.kept),
+            ):
+                plain[name] = refer(tree)
+            messages.append(plain)
+        places = self._down.write(tensors)
+        for message in messages:
+            for name in ("payload", "model", "kept"):
+                message[name] = {n: places[i] for n, i in message[name].items()}
+        return messages
+
+
+_PLAIN = ("client", "round", "lr", "key", "place", "samples", "steps")
+
+
+class _Worker:
+    """One process, a socket to talk to it, and the arena that it answers in."""
+
+    def __init__(self, down: Arena, data: Arena) -> None:
+        self._up = Arena()
+        here, there = socket.socketpair()
+        handles = (there.fileno(), down.handle, data.handle, self._up.handle)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fedshift.engines.worker", *map(str, handles)],
+            pass_fds=handles,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+        )
+        there.close()
+        self._socket = here
+        self._lines = here.makefile("rb")
+
+    def fileno(self) -> int:
+        """For `select`."""
+        return self._socket.fileno()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message."""
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            raise self._gone("") from None
+
+    def receive(self, client: str = "") -> dict[str, Any]:
+        """The next answer, or the error that the worker met."""
+        line = self._lines.readline()
+        if not line:
+            raise self._gone(client)
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            kind = getattr(errors, answer["kind"], None)
+            if isinstance(kind, type) and issubclass(kind, FedshiftError):
+                error = FedshiftError.__new__(kind)
+                Exception.__init__(error, answer["error"])
+                raise error
+            raise RuntimeError(f"client '{client}' failed in a worker process:\n{answer['error']}")
+        return answer
+
+    def result(self, client: str) -> Result:
+        """The result of a trip, copied out of the arena."""
+        answer = self.receive(client)
+
+        def fetch(tree: dict[str, Any]) -> Tree:
+            return {n: self._up.read(place).clone() for n, place in tree.items()}
+
+        return Result(
+            clients=[client],
+            model=fetch(answer["model"]),
+            extras=fetch(answer["extras"]),
+            kinds=answer["kinds"],
+            kept=[fetch(answer["kept"])],
+            losses=fetch(answer["losses"]),
+        )
+
+    def hang_up(self) -> None:
+        """Tell the process that nothing more will come."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._lines.close()
+        self._socket.close()
+
+    def end(self) -> None:
+        """Wait for the process, and kill it if it does not end."""
+        try:
+            self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _gone(self, client: str) -> BadRun:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_PATIENCE)
+        code = self._process.poll()
+        how = f"was killed by signal {-code}" if code and code < 0 else f"ended with code {code}"
+        doing = f" while training client '{client}'" if client else ""
+        return BadRun(
+            f"a worker process {how}{doing}: continue from the last checkpoint, with fewer "
+            "workers if memory ran out"
+        )
+
+
+def _lay_out(federation: Federation, arena: Arena) -> list[dict[str, Any]]:
+    """Where each client's training samples lie: in a file that is mapped, or in the arena."""
+    parts = [t for c in federation.clients for t in (c.train.x, c.train.y)]
+    files = [mapped_file(t) for t in parts]
+    places = iter(arena.write([t for t, f in zip(parts, files) if f is None]))
+    found: Iterator[dict[str, Any]] = (
+        {"place": next(places)}
+        if file is None
+        else {"file": [*file, str(t.dtype).removeprefix("torch."), list(t.shape)]}
+        for t, file in zip(parts, files)
+    )
+    flat = list(found)
+    return [
+        {"name": c.name, "x": flat[2 * k], "y": flat[2 * k + 1]}
+        for k, c in enumerate(federation.clients)
+    ]
+
