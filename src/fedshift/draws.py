@@ -286,7 +286,8 @@ def _normal(
         return _finish(mean + std * draw.normal(size, dtype), kwargs)
     shape = (torch.as_tensor(mean) + torch.as_tensor(std)).shape
     noise = _finish(draw.normal(shape, like.dtype), kwargs, like)
-    return noise * std + mean
+    out: Tensor = mean + std * noise
+    return out
 
 
 def _bernoulli(draw: Keyed, func: Any, input: Tensor, p: Any = None, **kwargs: Any) -> Tensor:
@@ -336,6 +337,16 @@ def _exponential_(
     u = draw.uniform(self.shape, self.dtype, self.device)
     # Never 0, whose logarithm people take.
     return self.copy_((-torch.log1p(-u) / lambd).clamp_min(torch.finfo(self.dtype).tiny))
+
+
+def _initialiser(fill: Handler) -> Handler:
+    """torch.nn.init fills parameters: past autograd, which forbids writing to them."""
+
+    @torch.no_grad()
+    def initialise(draw: Keyed, func: Any, tensor: Tensor, **kwargs: Any) -> Any:
+        return fill(draw, func, tensor, **kwargs)
+
+    return initialise
 
 
 def _empty(draw: Keyed, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -396,9 +407,9 @@ _HANDLERS: dict[Any, Handler] = {
     Tensor.multinomial: _multinomial,
     Tensor.bernoulli_: _bernoulli_,
     Tensor.uniform_: _uniform_,
-    nn.init.uniform_: lambda draw, func, tensor, **kw: _uniform_(draw, func, tensor, **kw),
+    nn.init.uniform_: _initialiser(_uniform_),
     Tensor.normal_: _normal_,
-    nn.init.normal_: lambda draw, func, tensor, **kw: _normal_(draw, func, tensor, **kw),
+    nn.init.normal_: _initialiser(_normal_),
     Tensor.exponential_: _exponential_,
     torch.empty: _empty,
     torch.empty_like: _empty,
@@ -409,6 +420,10 @@ _HANDLERS: dict[Any, Handler] = {
             torch.binomial,
             torch._standard_gamma,
             torch._sample_dirichlet,
+            F.fractional_max_pool2d,
+            F.fractional_max_pool2d_with_indices,
+            F.fractional_max_pool3d,
+            F.fractional_max_pool3d_with_indices,
             torch.rrelu,
             torch.rrelu_,
             Tensor.random_,
@@ -421,16 +436,7 @@ _HANDLERS: dict[Any, Handler] = {
 }
 
 # Functions of torch written in Python that draw inside: the mode has to see their insides.
-_COMPOSITES = frozenset(
-    {
-        F.multi_head_attention_forward,
-        F.gumbel_softmax,
-        F.fractional_max_pool2d_with_indices,
-        F.fractional_max_pool3d_with_indices,
-        F._fractional_max_pool2d,  # type: ignore[attr-defined]
-        F._fractional_max_pool3d,  # type: ignore[attr-defined]
-    }
-)
+_COMPOSITES = frozenset({F.multi_head_attention_forward, F.gumbel_softmax})
 
 
 @functools.cache

@@ -63,7 +63,7 @@ def _generators(device: torch.device) -> dict[str, Any]:
     _, words, position, _, _ = np.random.get_state()
     return {
         "torch": [s.numpy().tobytes() for s in states],
-        "numpy": (words.tobytes(), position),  # type: ignore[union-attr]
+        "numpy": (words.tobytes(), position),  # type: ignore[union-attr,attr-defined]
         "Python": random.getstate(),
     }
 
