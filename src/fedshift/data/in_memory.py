@@ -15,6 +15,7 @@ from torch import Tensor
 from fedshift import keys
 from fedshift.data.augment import Pipeline
 from fedshift.data.partition import SHARES, SPLITS, split
+from fedshift.data.source import describe
 from fedshift.errors import BadData, UnknownName
 from fedshift.federation import Client, Federation, Samples
 
@@ -92,7 +93,8 @@ def npz(path: str | Path, **options: Any) -> Federation:
         found.setdefault(client, {}).setdefault(part, {})[axis] = array
     clients = {client: _pairs(client, parts, path) for client, parts in found.items()}
     options.setdefault("name", path.stem)
-    options.setdefault("source", str(path.resolve()))
+    drawn = {option: options[option] for option in ("shares", "seed") if option in options}
+    options.setdefault("source", describe(path, **drawn))
     try:
         return arrays(clients, **options)
     except BadData as error:

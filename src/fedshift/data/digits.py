@@ -12,6 +12,7 @@ from fedshift import keys
 from fedshift.data import shifts
 from fedshift.data.augment import Pipeline
 from fedshift.data.partition import evenly, split
+from fedshift.data.source import describe
 from fedshift.federation import Client, Federation, Samples
 
 NAME = "shifted-digits"
@@ -36,23 +37,23 @@ def scanner(x: Tensor, key: Tensor) -> Tensor:
 def camera(x: Tensor, key: Tensor) -> Tensor:
     """Paper in the hand: askew, lit from one side, a little noisy."""
     x = shifts.rotate(x, -15.0, 10.0, key)
-    x = shifts.levels(shifts.invert(x), 0.2, 0.85)
-    return shifts.noise(shifts.lighting(x, 0.4, key), 0.03, key)
+    x = shifts.levels(shifts.invert(x), 0.15, 0.95)
+    return shifts.noise(shifts.lighting(x, 0.3, key), 0.03, key)
 
 
 def blackboard(x: Tensor, key: Tensor) -> Tensor:
-    """Broad chalk on a badly wiped board."""
-    return shifts.noise(shifts.texture(x, 0.4, 4, key), 0.03, key)
+    """Chalk on a badly wiped board."""
+    return shifts.noise(shifts.texture(x, 0.3, 4, key), 0.03, key)
 
 
 def archive(x: Tensor, key: Tensor) -> Tensor:
     """Microfilm: faded, out of focus, grainy."""
-    x = shifts.levels(shifts.blur(shifts.invert(x), 0.8), 0.3, 0.75)
+    x = shifts.levels(shifts.blur(shifts.invert(x), 0.8), 0.15, 0.85)
     return shifts.noise(x, 0.03, key)
 
 
 def fax(x: Tensor, key: Tensor) -> Tensor:
-    """Two tones, coarse, with transmission errors."""
+    """Two tones, with transmission errors."""
     x = shifts.threshold(shifts.invert(x), 0.5)
     return shifts.specks(x, 0.03, key)
 
@@ -90,7 +91,7 @@ def shifted_digits(seed: int = 0) -> Federation:
         classes=tuple("0123456789"),
         pipeline=Pipeline(mean=(0.5,), std=(0.5,)),
         recommended=RECOMMENDED,
-        source=NAME,
+        source=describe(NAME, seed=seed),
     )
 
 
