@@ -30,6 +30,8 @@ from fedshift.federation import Client, Federation
 from fedshift.method import Method, Stage, State
 from fedshift.models import ModelSpec
 from fedshift.protocol import Protocol
+from fedshift.report import Report
+from fedshift.report.read import record
 from fedshift.tree import Tree
 from fedshift.trip import Job, Result
 
@@ -334,6 +336,11 @@ class Run:
     def weights_sha256(self) -> str:
         """A fingerprint of the selected global tensors."""
         return tree.digest(self.selected[0])
+
+    def report(self) -> Report:
+        """What the run has shown so far, as tables and pages."""
+        folder = "" if self.out is None else str(self.out)
+        return Report([record(self.config(), self.lines, folder)])
 
     # -- the run's folder ----------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from fedshift.report.read import record
 CLIENTS = ("clinic", "street", "night", "sketch")
 
 
-def config(method="fedavg", seed=0, rounds=12, **more):
+def config(method="fedavg", seed=0, rounds=12, view="global", **more):
     return {
         "method": method,
         "data": "shifted-digits",
@@ -16,6 +16,7 @@ def config(method="fedavg", seed=0, rounds=12, **more):
         "engine": "loop",
         "seed": seed,
         "metric": "accuracy",
+        "view": view,
         "protocol": {"rounds": rounds, "epochs": 1, "batch": 32, "lr": 0.01, "select": "last"},
         "versions": {"fedshift": "0.1.0", "torch": "2.13.0", "python": "3.11.7"},
         **more,

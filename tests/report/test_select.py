@@ -66,6 +66,26 @@ def test_personal_scores_are_chosen_by_personal_validation():
     assert select(record({}, lines), "best-val", "personal").scores == {"a": 0.4}
 
 
+def test_a_method_is_judged_in_its_own_view_and_unseen_sites_have_one_model():
+    lines = [
+        {"round": 1, "client": "a", "test": None, "personal_test": 0.4},
+        {"round": 1, "client": "new", "role": "unseen", "test": 0.2},
+    ]
+    s = select(record({"view": "personal"}, lines))
+    assert (s.view, s.scores, s.unseen) == ("personal", {"a": 0.4}, {"new": 0.2})
+
+
+def test_a_method_of_several_stages_is_judged_by_its_last():
+    lines = [
+        {"stage": "collect", "round": 0, "client": "a", "bytes_up": 9},
+        {"stage": "train", "round": 1, "client": "a", "test": 0.9, "val": 0.9, "bytes_up": 1},
+        {"stage": "tune", "round": 2, "client": "a", "test": 0.5, "val": 0.5, "bytes_up": 0},
+    ]
+    run = record({}, lines)
+    assert {select(run, rule).rounds for rule in RULES} == {(2,)}
+    assert run.per_round("bytes_up") == 1 and run.trained == 1
+
+
 def test_what_cannot_be_selected_is_refused():
     with pytest.raises(UnknownName, match="did you mean best-val"):
         select(run(), "best-vol")
@@ -111,3 +131,28 @@ def test_notes_tell_what_is_unfinished_unequal_or_left_out():
     assert "x, seed 1: unfinished, 2 of 5 rounds" in found and "y: small" in found
     assert "b left out of 1 round (failed)" in found
     assert "z: the same seed is there more than once" in notes([runs[2], runs[2]])
+
+
+def test_without_a_view_the_scores_are_of_the_model_that_the_method_declares():
+    lines = [{"round": 1, "client": "a", "test": None, "personal_test": 0.7}]
+    chosen = select(record({"view": "personal"}, lines))
+    assert (chosen.view, chosen.scores) == ("personal", {"a": 0.7})
+
+
+def test_an_unseen_client_has_one_model_in_both_views():
+    lines = [
+        {"round": 1, "client": "a", "personal_test": 0.7},
+        {"round": 1, "client": "new", "role": "unseen", "test": 0.4},
+    ]
+    assert select(record({"view": "personal"}, lines)).unseen == {"new": 0.4}
+
+
+def test_what_a_final_tuning_made_is_the_result_and_preparing_rounds_are_none():
+    lines = [
+        {"stage": "warm", "round": 0, "client": "a", "test": None},
+        {"stage": "train", "round": 1, "client": "a", "test": 0.9},
+        {"stage": "tune", "round": 2, "client": "a", "test": 0.8},
+    ]
+    run = record({}, lines)
+    assert select(run, "best-test").rounds == (2,)
+    assert [r.round for r in run.rounds] == [1, 2]

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -149,7 +149,7 @@ def make(text: str, settings: Mapping[str, Any] | None = None) -> Composed:
     classes = [method_class(part.strip()) for part in split(text)]
     chosen: dict[str, dict[str, Any]] = {c.name: {} for c in classes}
     for key, value in (settings or {}).items():
-        owner, name = _owner_of(key, classes)
+        owner, name = owner_of(key, classes)
         chosen[owner][name] = value
     return Composed.of(*(c(**chosen[c.name]) for c in classes))
 
@@ -166,7 +166,12 @@ def split(text: str) -> list[str]:
     return parts
 
 
-def _owner_of(key: str, classes: list[type[Method]]) -> tuple[str, str]:
+def owner_of(key: str, classes: Sequence[type[Method]]) -> tuple[str, str]:
+    """The method and the hyperparameter that "fedprox.mu", or "mu" where it is unique, means.
+
+    >>> owner_of("mu", [method_class("fedprox"), method_class("mixup")])
+    ('fedprox', 'mu')
+    """
     owner, _, name = key.rpartition(".")
     known = {c.name: hypers(c) for c in classes}
     if owner:

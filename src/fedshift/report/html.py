@@ -8,7 +8,7 @@ from typing import Any
 
 from fedshift.report import plots, tables
 from fedshift.report.read import RunRecord
-from fedshift.report.select import MEANING
+from fedshift.report.select import MEANING, VIEWS
 from fedshift.report.summary import by_method, check_same_data, label, notes
 
 
@@ -67,9 +67,9 @@ def _charts(runs: Sequence[RunRecord], rule: str) -> list[tuple[str, Any]]:
     from markupsafe import Markup
 
     found = [("Mean test score over rounds", plots.curves(runs, "test"))]
-    if any(run.scored("val") for run in runs):
+    if any(run.scored("val", run.view) for run in runs):
         found.append(("Mean validation score over rounds", plots.curves(runs, "val")))
-    if any(run.scored("test", "personal") for run in runs):
+    if any(run.view == "global" and run.scored("test", "personal") for run in runs):
         chart = plots.curves(runs, "test", "personal")
         found.append(("Mean test score of personal models over rounds", chart))
     found.append(("Test score of each client", plots.client_dots(runs, rule)))

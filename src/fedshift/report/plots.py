@@ -56,21 +56,24 @@ _SETTINGS = {
 }
 
 
-def curves(runs: Sequence[RunRecord], split: str = "test", view: str = "global") -> str:
-    """The mean score over clients against rounds: a line a method, a band of one deviation."""
+def curves(runs: Sequence[RunRecord], split: str = "test", view: str = "") -> str:
+    """The mean score over clients against rounds: a line a method, a band of one deviation.
+
+    Where no view is given, the scores are of the model that each method declares.
+    """
     series: dict[str, dict[int, Value]] = {}
     for method, rs in by_method(runs).items():
         found: dict[int, list[float]] = {}
         for run in rs:
             for r in run.rounds:
-                if (mean := r.mean(split, view)) is not None:
+                if (mean := r.mean(split, view or run.view)) is not None:
                     found.setdefault(r.round, []).append(mean)
         series[method] = {r: Value.of(found[r]) for r in sorted(found)}
     words = {"test": "Test", "val": "Validation"}[split]
-    personal = "" if view == "global" else ", personal models"
+    personal = ", personal models" if view == "personal" else ""
     return _draw(
-        f"curves-{split}-{view}",
-        lambda axes: _lines(axes, series, f"{words} {runs[0].metric}{personal}, mean of clients"),
+        f"curves-{split}-{view or 'declared'}",
+        lambda axes: _lines(axes, series, f"{words} {runs[0].metric}{of}, mean of clients"),
         legend=_places([m for m, points in series.items() if points], list(series)),
     )
 

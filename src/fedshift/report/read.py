@@ -3,7 +3,7 @@
 Reads `config.toml` and `metrics.jsonl` and needs nothing but Python: the folder of a run that is
 still going, or was killed, can be read at any time.
 
-`config.toml` holds `method`, `data`, `model`, `seed`, `metric`, `engine` and the tables `protocol`
+`config.toml` holds `method`, `data`, `model`, `seed`, `metric`, `view`, `engine` and the tables `protocol`
 and `versions`; what is missing is left blank. `metrics.jsonl` has one object a line: for every
 evaluated round and client the scores (`"client": "clinic"`), and for every round what concerns all
 (`"client": null`). A line with a `warning` is a warning of the run.
@@ -21,7 +21,7 @@ from typing import Any
 from fedshift.errors import BadRun
 from fedshift.files import read_lines, read_toml
 
-TRAIN = "train"  # the stage whose rounds are scored; other stages prepare or tune
+TRAIN = "train"  # other stages prepare (nothing is scored then) or tune
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +40,11 @@ class ClientScores:
 
     def score(self, split: str, view: str) -> float | None:
         """The score on a split ("test", "val") of the "global" or the "personal" model."""
-        value: float | None = getattr(self, split if view == "global" else f"personal_{split}")
-        return value
+        shared: float | None = getattr(self, split)
+        own: float | None = getattr(self, f"personal_{split}")
+        if self.role == "unseen" and own is None:
+            return shared  # whoever never took part has one model alone
+        return shared if view == "global" else own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +52,7 @@ class RoundRecord:
     """One round: the scores of the clients and what the round cost."""
 
     round: int
+    stage: str = TRAIN
     clients: tuple[ClientScores, ...] = ()
     loss: Mapping[str, float] = dataclasses.field(default_factory=dict)
     bytes_up: int | None = None
@@ -56,16 +60,21 @@ class RoundRecord:
     seconds: float | None = None
     participants: tuple[str, ...] = ()
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stage: str = TRAIN
 
     def scores(self, split: str, view: str = "global", role: str = "seen") -> dict[str, float]:
-        """Each client's score, where it has one."""
+        """Each client's score, where it has one.
+
+        A client that never took part has one model, whatever the view.
+        """
+        view = view if role == "seen" else "global"
         found = {c.client: c.score(split, view) for c in self.clients if c.role == role}
         return {name: score for name, score in found.items() if score is not None}
 
     def mean(self, split: str, view: str = "global") -> float | None:
         """The mean over the clients that took part in training, each counting the same.
 
-        >>> RoundRecord(1, (ClientScores("a", test=0.5), ClientScores("b", test=1.0))).mean("test")
+        >>> RoundRecord(1, clients=(ClientScores("a", test=0.5), ClientScores("b", test=1.0))).mean("test")
         0.75
         """
         scores = self.scores(split, view).values()
@@ -74,7 +83,7 @@ class RoundRecord:
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """One run: its configuration and its rounds, in order."""
+    """One run: its configuration and its rounds, in the order in which they were played."""
 
     folder: str
     method: str
@@ -82,12 +91,18 @@ class RunRecord:
     data: str
     model: str
     metric: str
+    view: str  # of which models the method's scores are: "global", or "personal" (clients' own)
     engine: str
     protocol: Mapping[str, Any]
     versions: Mapping[str, str]
     rounds: tuple[RoundRecord, ...]
     warnings: tuple[str, ...] = ()
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def view(self) -> str:
+        """Which model the scores are of, as the method declares: "global" or "personal"."""
+        return str(self.config.get("view") or "global")
 
     def clients(self, role: str = "seen") -> tuple[str, ...]:
         """The clients that were scored, in the order of the federation."""
@@ -104,7 +119,8 @@ class RunRecord:
 
     def per_round(self, quantity: str) -> float | None:
         """The mean over rounds of "bytes_up", "bytes_down" or "seconds"."""
-        values = [v for r in self.rounds if (v := getattr(r, quantity)) is not None]
+        train = [r for r in self.rounds if r.stage == TRAIN]
+        values = [v for r in train if (v := getattr(r, quantity)) is not None]
         return math.fsum(values) / len(values) if values else None
 
 
@@ -143,15 +159,17 @@ def record(
     config: Mapping[str, Any], lines: Iterable[Mapping[str, Any]], folder: str = ""
 ) -> RunRecord:
     """Make a record of a configuration and the lines of metrics, as they stand in the files."""
-    rounds: dict[int, dict[str, Any]] = {}
+    rounds: dict[tuple[str, int], dict[str, Any]] = {}
     warnings = [str(w) for w in config.get("warnings", ())]
     for number, line in enumerate(lines, start=1):
         if line.get("warning"):
             warnings.append(str(line["warning"]))
-        if line.get("stage", TRAIN) != TRAIN or line.get("round") is None:
+        stage = str(line.get("stage") or TRAIN)
+        if line.get("round") is None or not (stage == TRAIN or _scored(line)):
             continue
         try:
             entry = rounds.setdefault(int(line["round"]), {"clients": {}, "all": {}})
+            entry["stage"] = stage
             if line.get("client") is None:
                 entry["all"] = _round_fields(line)
             else:
@@ -169,16 +187,17 @@ def record(
         data=_name(config.get("data")),
         model=_name(config.get("model")),
         metric=_name(config.get("metric"), "accuracy"),
+        view="personal" if config.get("view") == "personal" else "global",
         engine=_name(config.get("engine")),
         protocol=_table(config.get("protocol")),
         versions={k: str(v) for k, v in _table(config.get("versions")).items()},
-        rounds=tuple(_round(number, rounds[number]) for number in sorted(rounds)),
+        rounds=tuple(_round(*key, entry) for key, entry in rounds.items()),
         warnings=tuple(dict.fromkeys(warnings)),
         config=config,
     )
 
 
-def _round(number: int, entry: Mapping[str, Any]) -> RoundRecord:
+def _round(stage: str, number: int, entry: Mapping[str, Any]) -> RoundRecord:
     """A round; costs that are only known client by client are added up."""
     clients = tuple(entry["clients"].values())
     fields = dict(entry["all"])
@@ -186,7 +205,12 @@ def _round(number: int, entry: Mapping[str, Any]) -> RoundRecord:
         parts = [v for c in clients if (v := getattr(c, quantity)) is not None]
         if fields.get(quantity) is None and parts:
             fields[quantity] = sum(parts)
-    return RoundRecord(number, clients, **fields)
+    return RoundRecord(number, clients, stage=entry["stage"], **fields)
+
+
+def _scored(line: Mapping[str, Any]) -> bool:
+    """Whether a line holds scores: the rounds of a preparing stage have none."""
+    return any(line.get(n) is not None for n in ("test", "val", "personal_test", "mean"))
 
 
 def _round_fields(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from fedshift.errors import BadRun, UnknownName
-from fedshift.report.read import RoundRecord, RunRecord
+from fedshift.report.read import TRAIN, RoundRecord, RunRecord
 
 MEANING: Mapping[str, str] = {
     "last": "the last scored round",
@@ -28,6 +28,7 @@ VIEWS = ("global", "personal")
 class Selection:
     """The scores of a run under a rule.
 
+    `view` says of which models: the "global" one, or the "personal" ones of the clients.
     `scores` has every client that trained, `unseen` those that were held out. `spread` is the
     standard deviation over the clients (divided by their number: they are all there are).
     """
@@ -42,8 +43,10 @@ class Selection:
     spread: float
 
 
-def select(run: RunRecord, rule: str = "last", view: str = "global") -> Selection:
+def select(run: RunRecord, rule: str = "last", view: str = "") -> Selection:
     """Apply a rule to a run: the rounds it picks, and the scores of the clients in them.
+
+    `view` is "global" or "personal"; left out, it is the one that the method declares.
 
     >>> from fedshift.report.read import record
     >>> lines = [{"round": r, "client": "a", "val": v, "test": t}
@@ -54,12 +57,15 @@ def select(run: RunRecord, rule: str = "last", view: str = "global") -> Selectio
     """
     if rule not in RULES:
         raise UnknownName("selection rule", rule, RULES)
+    view = view or run.view
+    view = run.view if view is None else view
     if view not in VIEWS:
         raise UnknownName("view", view, VIEWS)
-    tested = run.scored("test", view)
+    tested = _final(run.scored("test", view))
     if not tested:
         what = "test scores" if view == "global" else "test scores of personal models"
         raise BadRun(f"{_where(run)} has no {what} yet: let it run to its first evaluation")
+    tested = [r for r in tested if r.stage == tested[-1].stage]
     chosen = _choose(run, rule, view, tested)
     scores = _over_rounds(chosen, view, "seen")
     values = list(scores.values())
@@ -88,6 +94,11 @@ def _choose(run: RunRecord, rule: str, view: str, tested: list[RoundRecord]) -> 
             )
         return _best(valid, 1, lambda r: r.mean("val", view))
     return _best(tested, 1 if rule == "best-test" else 5, lambda r: r.mean("test", view))
+
+
+def _final(rounds: list[RoundRecord]) -> list[RoundRecord]:
+    """The rounds of a tuning after training, where there was one: what it made is the result."""
+    return [r for r in rounds if r.stage != TRAIN] or rounds
 
 
 def _best(

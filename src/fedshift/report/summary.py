@@ -60,8 +60,11 @@ def by_method(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
     return {m: sorted(rs, key=lambda r: (r.seed is None, r.seed or 0)) for m, rs in found.items()}
 
 
-def summarise(runs: Iterable[RunRecord], rule: str = "last", view: str = "global") -> list[Summary]:
-    """Summarise each method over its seeds; the rule picks rounds in every seed by itself."""
+def summarise(runs: Iterable[RunRecord], rule: str = "last", view: str = "") -> list[Summary]:
+    """Summarise each method over its seeds; the rule picks rounds in every seed by itself.
+
+    Where no view is given, each method's scores are of the model that it declares.
+    """
     runs = list(runs)
     check_same_data(runs)
     return [_summary(method, rs, rule, view) for method, rs in by_method(runs).items()]
@@ -99,9 +102,8 @@ def notes(runs: Sequence[RunRecord]) -> list[str]:
 def _notes_of(run: RunRecord) -> list[str]:
     found = []
     planned = run.protocol.get("rounds")
-    done = run.rounds[-1].round if run.rounds else 0
-    if isinstance(planned, int) and done < planned:
-        found.append(f"unfinished, {done} of {planned} rounds")
+    if isinstance(planned, int) and run.trained < planned:
+        found.append(f"unfinished, {run.trained} of {planned} rounds")
     left_out: dict[tuple[str, str], int] = {}
     for r in run.rounds:
         for client, why in r.left_out.items():
@@ -117,12 +119,12 @@ def label(run: RunRecord) -> str:
     return run.method if run.seed is None else f"{run.method}, seed {run.seed}"
 
 
-def _summary(method: str, runs: Sequence[RunRecord], rule: str, view: str) -> Summary:
+def _summary(method: str, runs: Sequence[RunRecord], rule: str, view: str | None) -> Summary:
     chosen = [select(run, rule, view) for run in runs]
     return Summary(
         method=method,
         rule=rule,
-        view=view,
+        view=chosen[0].view,
         seeds=tuple(run.seed for run in runs),
         rounds=tuple(s.rounds for s in chosen),
         mean=Value.of([s.mean for s in chosen]),

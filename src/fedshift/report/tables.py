@@ -6,12 +6,12 @@ import csv
 import dataclasses
 import io
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedshift.errors import UnknownName
 from fedshift.report.read import RunRecord
-from fedshift.report.select import MEANING, select
+from fedshift.report.select import MEANING, VIEWS, select
 from fedshift.report.summary import Summary, Value, check_same_data, label, summarise
 
 MIB = 2**20
@@ -161,58 +161,77 @@ STYLES: dict[str, Callable[[Table], str]] = {
 
 
 def comparison(runs: Sequence[RunRecord], rule: str = "last") -> Table:
-    """One row a method: mean over clients, worst, each client, bytes and seconds a round."""
+    """One row a method: mean over clients, worst, each client, bytes and seconds a round.
+
+    Scores are of the model that the method declares: the global one, or each client's own, which
+    a column tells where there are such methods. "personal" is the mean of clients' own models
+    where a method has them beside its global one.
+    """
     summaries = summarise(runs, rule)
-    personal = _personal(runs, rule)
+    others = {view: _other_means(runs, rule, view) for view in VIEWS}
+    views = any(s.view == "personal" for s in summaries)
     clients = _union([list(s.scores) for s in summaries])
     unseen = _union([list(s.unseen) for s in summaries])
-    columns = [Column("method"), _score("mean"), _score("worst")]
-    columns += [_score("personal")] if personal else []
+    columns = [Column("method"), *([Column("view")] if views else []), *map(_score, _MEANS)]
+    columns += [_score(f"{view} model") for view in VIEWS]
     columns += [_score(c) for c in clients] + [_score(f"{c} (unseen)") for c in unseen]
     columns += _costs()
     rows = []
     for s in summaries:
-        row: list[Cell] = [s.method, s.mean, s.worst]
-        row += [personal.get(s.method)] if personal else []
+        row: list[Cell] = [s.method, *([s.view] if views else []), s.mean, s.worst]
+        row += [others[view].get(s.method) for view in VIEWS]
         row += [s.scores.get(c) for c in clients] + [s.unseen.get(c) for c in unseen]
         rows.append((*row, s.bytes_up, s.bytes_down, s.seconds))
     return _without_blank(Table(_caption(runs, summaries, rule), tuple(columns), tuple(rows)))
 
 
+_MEANS = ("mean", "worst")
+
+
 def clients(run: RunRecord, rule: str = "last") -> Table:
-    """One row a client of one run, with the mean and the spread over clients below."""
+    """One row a client of one run, with the mean and the spread over clients below.
+
+    Test and validation scores are of the model that the method declares; the last column has the
+    test scores of the other kind, where there are such.
+    """
     check_same_data([run])
     chosen = select(run, rule)
     picked = [r for r in run.rounds if r.round in chosen.rounds]
-    personal = select(run, rule, "personal") if run.scored("test", "personal") else None
+    beside = "personal" if chosen.view == "global" else "global"
+    other = select(run, rule, beside) if run.scored("test", beside) else None
     # Clients are not competitors: no best is marked here.
-    columns = [Column(c, scale=100.0) for c in ("client", "test", "validation", "personal")]
+    columns = [Column(c, scale=100.0) for c in ("client", "test", "validation", beside)]
     rows: list[tuple[Cell, ...]] = []
     for role, scores in (("seen", chosen.scores), ("unseen", chosen.unseen)):
         for client, score in scores.items():
-            vals = [v for r in picked if (v := r.scores("val", role=role).get(client)) is not None]
+            each = [r.scores("val", chosen.view, role).get(client) for r in picked]
+            vals = [v for v in each if v is not None]
             row: list[Cell] = [client if role == "seen" else f"{client} (unseen)", _one(score)]
             row.append(_one(sum(vals) / len(vals)) if vals else None)
-            own: Mapping[str, float] = {}
-            if personal:
-                own = personal.scores if role == "seen" else personal.unseen
-            row.append(_one(own[client]) if client in own else None)
+            theirs: Mapping[str, float] = {}
+            if other:
+                theirs = other.scores if role == "seen" else other.unseen
+            row.append(_one(theirs[client]) if client in theirs else None)
             rows.append(tuple(row))
-    valid = [v for r in picked if (v := r.mean("val")) is not None]
+    valid = [v for r in picked if (v := r.mean("val", chosen.view)) is not None]
     rows.append(
         (
             "mean",
             _one(chosen.mean),
             _one(sum(valid) / len(valid)) if valid else None,
-            _one(personal.mean) if personal else None,
+            _one(other.mean) if other else None,
         )
     )
-    rows.append(("spread", _one(chosen.spread), None, _one(personal.spread) if personal else None))
+    rows.append(("spread", _one(chosen.spread), None, _one(other.spread) if other else None))
     caption = (
         f"{run.method} on {run.data or 'unnamed data'}, {run.metric} in %; "
         f"{_rule_words(rule)}: {_rounds_words(chosen.rounds)}; "
         f"{'seed ' + str(run.seed) if run.seed is not None else 'one seed'}"
     )
+    if chosen.view == "personal":
+        caption += "; each client's own model"
+    if run.view == "personal":
+        caption += "; scores are of the clients' own models"
     if chosen.unseen:
         caption += "; mean and spread are of the clients that trained"
     return _without_blank(Table(caption, tuple(columns), tuple(rows)))
@@ -236,7 +255,9 @@ def _caption(runs: Sequence[RunRecord], summaries: Sequence[Summary], rule: str)
     few = "1 seed" if counts == [1] else f"{'-'.join(map(str, _ends(counts)))} seeds"
     spread = ", mean ± standard deviation over seeds" if counts[-1] > 1 else ""
     data = runs[0].data or "unnamed data"
-    return f"{data}, {runs[0].metric} in %; {_rule_words(rule)}; {few}{spread}"
+    own = [s.method for s in summaries if s.view == "personal"]
+    views = f"; scores of {', '.join(own)} are of the clients' own models" if own else ""
+    return f"{data}, {runs[0].metric} in %; {_rule_words(rule)}; {few}{spread}{views}"
 
 
 def _rule_words(rule: str) -> str:
@@ -251,10 +272,10 @@ def _ends(counts: list[int]) -> list[int]:
     return counts if len(counts) == 1 else [counts[0], counts[-1]]
 
 
-def _personal(runs: Sequence[RunRecord], rule: str) -> dict[str, Value]:
-    """The mean score of personal models, for the methods that have them."""
-    having = [run for run in runs if run.scored("test", "personal")]
-    return {s.method: s.mean for s in summarise(having, rule, "personal")} if having else {}
+def _other_means(runs: Sequence[RunRecord], rule: str, view: str) -> dict[str, Value]:
+    """The means of a view for the methods of which it is not the own one."""
+    having = [run for run in runs if run.other_view == view]
+    return {s.method: s.mean for s in summarise(having, rule, view)} if having else {}
 
 
 def _score(name: str) -> Column:
