@@ -132,17 +132,15 @@ def _channels(x: Tensor, unbatched: int) -> tuple[int, ...]:
     return (*x.shape[:lead], *[1] * (x.dim() - lead))
 
 
-def _dropout(
-    apply: Handler, shape: Callable[[Tensor], Any], native: bool = False, inplace: bool = False
-) -> Handler:
-    """A handler in the signature of torch.nn.functional, or in that of torch itself (native)."""
+def _dropout(apply: Handler, shape: Callable[[Tensor], Any], default: bool = True) -> Handler:
+    """A handler in the signature of torch.nn.functional; `default` is its `training`."""
 
-    def functional(
+    def handle(
         draw: Keyed,
         func: Any,
         input: Tensor,
         p: float = 0.5,
-        training: bool = True,
+        training: bool = default,
         inplace: bool = False,
     ) -> Tensor:
         if p == 0.0 or not training:
@@ -150,23 +148,17 @@ def _dropout(
         result: Tensor = apply(draw, input, p, shape(input), inplace)
         return result
 
-    def of_torch(draw: Keyed, func: Any, input: Tensor, p: float, train: bool) -> Tensor:
-        return functional(draw, func, input, p, train, inplace)
+    return handle
 
-    def default_off(
-        draw: Keyed,
-        func: Any,
-        input: Tensor,
-        p: float = 0.5,
-        training: bool = False,
-        inplace: bool = False,
-    ) -> Tensor:
-        return functional(draw, func, input, p, training, inplace)
 
-    if native:
-        return of_torch
-    # torch's own defaults: the alpha kinds are off unless told to train
-    return default_off if apply is _alpha else functional
+def _native(apply: Handler, shape: Callable[[Tensor], Any], inplace: bool = False) -> Handler:
+    """A handler in the signature of torch.dropout and its kin."""
+    handle = _dropout(apply, shape)
+
+    def of_torch(draw: Keyed, func: Any, input: Tensor, p: float, train: bool) -> Any:
+        return handle(draw, func, input, p, train, inplace)
+
+    return of_torch
 
 
 def _attention(
@@ -381,16 +373,16 @@ _HANDLERS: dict[Any, Handler] = {
     F.dropout1d: _dropout(_drop, _by_channel(2)),
     F.dropout2d: _dropout(_drop, _by_channel(0)),  # takes 3 axes for [N, C, L], so it says
     F.dropout3d: _dropout(_drop, _by_channel(4)),
-    F.alpha_dropout: _dropout(_alpha, _shape),
-    F.feature_alpha_dropout: _dropout(_alpha, _by_channel(0)),
-    torch.dropout: _dropout(_drop, _shape, native=True),
-    torch.dropout_: _dropout(_drop, _shape, native=True, inplace=True),
-    torch.feature_dropout: _dropout(_drop, _by_channel(0), native=True),
-    torch.feature_dropout_: _dropout(_drop, _by_channel(0), native=True, inplace=True),
-    torch.alpha_dropout: _dropout(_alpha, _shape, native=True),
-    torch.alpha_dropout_: _dropout(_alpha, _shape, native=True, inplace=True),
-    torch.feature_alpha_dropout: _dropout(_alpha, _by_channel(0), native=True),
-    torch.feature_alpha_dropout_: _dropout(_alpha, _by_channel(0), native=True, inplace=True),
+    F.alpha_dropout: _dropout(_alpha, _shape, default=False),
+    F.feature_alpha_dropout: _dropout(_alpha, _by_channel(0), default=False),
+    torch.dropout: _native(_drop, _shape),
+    torch.dropout_: _native(_drop, _shape, inplace=True),
+    torch.feature_dropout: _native(_drop, _by_channel(0)),
+    torch.feature_dropout_: _native(_drop, _by_channel(0), inplace=True),
+    torch.alpha_dropout: _native(_alpha, _shape),
+    torch.alpha_dropout_: _native(_alpha, _shape, inplace=True),
+    torch.feature_alpha_dropout: _native(_alpha, _by_channel(0)),
+    torch.feature_alpha_dropout_: _native(_alpha, _by_channel(0), inplace=True),
     F.scaled_dot_product_attention: _attention,
     F.rrelu: _rrelu,
     torch.rand: _RAND,
