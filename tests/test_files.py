@@ -46,7 +46,7 @@ def test_inside_a_run_folder_the_remedy_is_to_resume(tmp_path, monkeypatch):
     (tmp_path / "config.toml").touch()
     (tmp_path / "checkpoint").mkdir()
     monkeypatch.setattr(files, "_write", fails_with(errno.ENOSPC))
-    with pytest.raises(BadRun, match=f"resume with 'fedshift resume {tmp_path}'"):
+    with pytest.raises(BadRun, match=f"resume with: fedshift run --resume {tmp_path}"):
         files.write_text(tmp_path / "checkpoint" / "a", "new")
 
 
@@ -242,6 +242,28 @@ every_kill(lambda folder: fill(folder, "round-1", "1"), work, check)
     )
     assert done.stdout.startswith("kills "), done.stderr
     assert int(done.stdout.split()[1]) > 60
+
+
+def test_a_kill_while_a_folder_is_replaced_leaves_the_old_or_the_new(tmp_path):
+    done = run_python(
+        KILLS
+        + """
+def fill(folder, text):
+    temporary = files.temporary_folder(folder / "best")
+    files.write_text(temporary / "a", text)
+    files.commit_folder(temporary, folder / "best")
+
+def check(folder, killed):
+    files.sweep(folder)
+    assert os.listdir(folder) == ["best"]
+    text = (folder / "best" / "a").read_text()
+    assert text in ("old", "new") and (killed or text == "new")
+
+every_kill(lambda folder: fill(folder, "old"), lambda folder: fill(folder, "new"), check)
+""",
+        tmp_path,
+    )
+    assert done.stdout.startswith("kills "), done.stderr
 
 
 def test_a_failed_commit_keeps_the_folder_that_was_there(tmp_path, monkeypatch):

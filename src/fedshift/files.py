@@ -468,7 +468,7 @@ def _resume_hint(path: Path) -> str:
     """How to go on: the run folder above a path is known by its config.toml."""
     for folder in path.parents:
         if (folder / "config.toml").is_file():
-            return f"resume with 'fedshift resume {folder}'"
+            return f"resume with: fedshift run --resume {folder}"
     return "try again"
 
 

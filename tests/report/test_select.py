@@ -66,26 +66,6 @@ def test_personal_scores_are_chosen_by_personal_validation():
     assert select(record({}, lines), "best-val", "personal").scores == {"a": 0.4}
 
 
-def test_a_method_is_judged_in_its_own_view_and_unseen_sites_have_one_model():
-    lines = [
-        {"round": 1, "client": "a", "test": None, "personal_test": 0.4},
-        {"round": 1, "client": "new", "role": "unseen", "test": 0.2},
-    ]
-    s = select(record({"view": "personal"}, lines))
-    assert (s.view, s.scores, s.unseen) == ("personal", {"a": 0.4}, {"new": 0.2})
-
-
-def test_a_method_of_several_stages_is_judged_by_its_last():
-    lines = [
-        {"stage": "collect", "round": 0, "client": "a", "bytes_up": 9},
-        {"stage": "train", "round": 1, "client": "a", "test": 0.9, "val": 0.9, "bytes_up": 1},
-        {"stage": "tune", "round": 2, "client": "a", "test": 0.5, "val": 0.5, "bytes_up": 0},
-    ]
-    run = record({}, lines)
-    assert {select(run, rule).rounds for rule in RULES} == {(2,)}
-    assert run.per_round("bytes_up") == 1 and run.trained == 1
-
-
 def test_what_cannot_be_selected_is_refused():
     with pytest.raises(UnknownName, match="did you mean best-val"):
         select(run(), "best-vol")
@@ -145,6 +125,16 @@ def test_an_unseen_client_has_one_model_in_both_views():
         {"round": 1, "client": "new", "role": "unseen", "test": 0.4},
     ]
     assert select(record({"view": "personal"}, lines)).unseen == {"new": 0.4}
+
+
+def test_a_warm_up_that_was_scored_is_no_result():
+    lines = [
+        {"stage": "warm", "round": 1, "client": "a", "test": 0.9, "bytes_up": 9},
+        {"stage": "train", "round": 2, "client": "a", "test": 0.5, "bytes_up": 1},
+    ]
+    run = record({}, lines)
+    assert {select(run, rule).rounds for rule in ("last", "best-test", "top5-test")} == {(2,)}
+    assert run.per_round("bytes_up") == 1
 
 
 def test_what_a_final_tuning_made_is_the_result_and_preparing_rounds_are_none():

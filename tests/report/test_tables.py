@@ -57,23 +57,23 @@ def test_a_column_in_which_nothing_stands_is_left_out():
 
 
 def test_personal_and_unseen_scores_have_columns_and_the_rest_a_dash():
-    runs = [made_up.run("fedavg", unseen=True), made_up.run("pfed", personal=True, unseen=True)]
+    runs = [made_up.run("fedavg", unseen=True), made_up.run("fedbn", personal=True, unseen=True)]
     table = comparison(runs)
     names = [c.name for c in table.columns]
     assert "sketch (unseen)" in names
-    assert table.cells("±")[0][names.index("personal model")] == "-"
+    assert table.cells("±")[0][names.index("personal")] == "-"
 
 
 def test_methods_with_models_of_the_clients_are_told():
     own = record(made_up.config("fedbn", view="personal"), made_up.lines(personal=True))
     table = comparison([made_up.run("fedavg"), own])
-    assert table.caption.endswith("scores of fedbn are of the clients' own models")
-    names = [c.name for c in table.columns]
+    assert [c.name for c in table.columns][:3] == ["method", "view", "mean"]
     first, second = table.cells("±")
-    assert first[names.index("global model")] == "-"
-    assert second[names.index("global model")] == first[1] and second[1] != first[1]
-    assert "own models" in clients(own).caption
-    assert [c.name for c in clients(own).columns][-1] == "global model"
+    assert (first[1], second[1]) == ("global", "personal")
+    assert float(second[2]) == pytest.approx(float(first[2]) + 3, abs=0.011)
+    alone = clients(own)
+    assert "each client's own model" in alone.caption
+    assert [c.name for c in alone.columns] == ["client", "test", "validation", "global"]
 
 
 def test_markdown_marks_the_best_and_escapes():

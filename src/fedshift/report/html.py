@@ -8,7 +8,7 @@ from typing import Any
 
 from fedshift.report import plots, tables
 from fedshift.report.read import RunRecord
-from fedshift.report.select import MEANING, VIEWS
+from fedshift.report.select import MEANING
 from fedshift.report.summary import by_method, check_same_data, label, notes
 
 

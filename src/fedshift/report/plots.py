@@ -73,7 +73,7 @@ def curves(runs: Sequence[RunRecord], split: str = "test", view: str = "") -> st
     personal = ", personal models" if view == "personal" else ""
     return _draw(
         f"curves-{split}-{view or 'declared'}",
-        lambda axes: _lines(axes, series, f"{words} {runs[0].metric}{of}, mean of clients"),
+        lambda axes: _lines(axes, series, f"{words} {runs[0].metric}{personal}, mean of clients"),
         legend=_places([m for m, points in series.items() if points], list(series)),
     )
 

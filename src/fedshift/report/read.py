@@ -3,10 +3,10 @@
 Reads `config.toml` and `metrics.jsonl` and needs nothing but Python: the folder of a run that is
 still going, or was killed, can be read at any time.
 
-`config.toml` holds `method`, `data`, `model`, `seed`, `metric`, `view`, `engine` and the tables `protocol`
-and `versions`; what is missing is left blank. `metrics.jsonl` has one object a line: for every
-evaluated round and client the scores (`"client": "clinic"`), and for every round what concerns all
-(`"client": null`). A line with a `warning` is a warning of the run.
+`config.toml` holds `method`, `data`, `model`, `seed`, `metric`, `view`, `engine` and the tables
+`protocol` and `versions`; what is missing is left blank. `metrics.jsonl` has one object a line: for
+every evaluated round and client the scores (`"client": "clinic"`), and for every round what
+concerns all (`"client": null`). A line with a `warning` is a warning of the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from fedshift.errors import BadRun
 from fedshift.files import read_lines, read_toml
 
-TRAIN = "train"  # other stages prepare (nothing is scored then) or tune
+TRAIN = "train"  # the stage that every method has; others prepare, warm up or tune
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,6 @@ class RoundRecord:
     """One round: the scores of the clients and what the round cost."""
 
     round: int
-    stage: str = TRAIN
     clients: tuple[ClientScores, ...] = ()
     loss: Mapping[str, float] = dataclasses.field(default_factory=dict)
     bytes_up: int | None = None
@@ -63,18 +62,14 @@ class RoundRecord:
     stage: str = TRAIN
 
     def scores(self, split: str, view: str = "global", role: str = "seen") -> dict[str, float]:
-        """Each client's score, where it has one.
-
-        A client that never took part has one model, whatever the view.
-        """
-        view = view if role == "seen" else "global"
+        """Each client's score, where it has one."""
         found = {c.client: c.score(split, view) for c in self.clients if c.role == role}
         return {name: score for name, score in found.items() if score is not None}
 
     def mean(self, split: str, view: str = "global") -> float | None:
         """The mean over the clients that took part in training, each counting the same.
 
-        >>> RoundRecord(1, clients=(ClientScores("a", test=0.5), ClientScores("b", test=1.0))).mean("test")
+        >>> RoundRecord(1, (ClientScores("a", test=0.5), ClientScores("b", test=1.0))).mean("test")
         0.75
         """
         scores = self.scores(split, view).values()
@@ -83,7 +78,7 @@ class RoundRecord:
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """One run: its configuration and its rounds, in the order in which they were played."""
+    """One run: its configuration and its rounds, in order."""
 
     folder: str
     method: str
@@ -91,7 +86,6 @@ class RunRecord:
     data: str
     model: str
     metric: str
-    view: str  # of which models the method's scores are: "global", or "personal" (clients' own)
     engine: str
     protocol: Mapping[str, Any]
     versions: Mapping[str, str]
@@ -112,10 +106,6 @@ class RunRecord:
     def scored(self, split: str, view: str = "global") -> list[RoundRecord]:
         """The rounds in which this split was scored."""
         return [r for r in self.rounds if r.scores(split, view)]
-
-    def has(self, view: str) -> bool:
-        """Whether a model of this view ("global", "personal") was scored at all."""
-        return bool(self.scored("test", view) or self.scored("val", view))
 
     def per_round(self, quantity: str) -> float | None:
         """The mean over rounds of "bytes_up", "bytes_down" or "seconds"."""
@@ -159,7 +149,7 @@ def record(
     config: Mapping[str, Any], lines: Iterable[Mapping[str, Any]], folder: str = ""
 ) -> RunRecord:
     """Make a record of a configuration and the lines of metrics, as they stand in the files."""
-    rounds: dict[tuple[str, int], dict[str, Any]] = {}
+    rounds: dict[int, dict[str, Any]] = {}
     warnings = [str(w) for w in config.get("warnings", ())]
     for number, line in enumerate(lines, start=1):
         if line.get("warning"):
@@ -187,17 +177,16 @@ def record(
         data=_name(config.get("data")),
         model=_name(config.get("model")),
         metric=_name(config.get("metric"), "accuracy"),
-        view="personal" if config.get("view") == "personal" else "global",
         engine=_name(config.get("engine")),
         protocol=_table(config.get("protocol")),
         versions={k: str(v) for k, v in _table(config.get("versions")).items()},
-        rounds=tuple(_round(*key, entry) for key, entry in rounds.items()),
+        rounds=tuple(_round(number, rounds[number]) for number in sorted(rounds)),
         warnings=tuple(dict.fromkeys(warnings)),
         config=config,
     )
 
 
-def _round(stage: str, number: int, entry: Mapping[str, Any]) -> RoundRecord:
+def _round(number: int, entry: Mapping[str, Any]) -> RoundRecord:
     """A round; costs that are only known client by client are added up."""
     clients = tuple(entry["clients"].values())
     fields = dict(entry["all"])
@@ -210,7 +199,9 @@ def _round(stage: str, number: int, entry: Mapping[str, Any]) -> RoundRecord:
 
 def _scored(line: Mapping[str, Any]) -> bool:
     """Whether a line holds scores: the rounds of a preparing stage have none."""
-    return any(line.get(n) is not None for n in ("test", "val", "personal_test", "mean"))
+    return any(
+        line.get(n) is not None for n in ("test", "val", "personal_test", "personal_val", "mean")
+    )
 
 
 def _round_fields(line: Mapping[str, Any]) -> dict[str, Any]:

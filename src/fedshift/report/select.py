@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from fedshift.errors import BadRun, UnknownName
-from fedshift.report.read import TRAIN, RoundRecord, RunRecord
+from fedshift.report.read import RoundRecord, RunRecord
 
 MEANING: Mapping[str, str] = {
     "last": "the last scored round",
@@ -58,14 +58,12 @@ def select(run: RunRecord, rule: str = "last", view: str = "") -> Selection:
     if rule not in RULES:
         raise UnknownName("selection rule", rule, RULES)
     view = view or run.view
-    view = run.view if view is None else view
     if view not in VIEWS:
         raise UnknownName("view", view, VIEWS)
     tested = _final(run.scored("test", view))
     if not tested:
         what = "test scores" if view == "global" else "test scores of personal models"
         raise BadRun(f"{_where(run)} has no {what} yet: let it run to its first evaluation")
-    tested = [r for r in tested if r.stage == tested[-1].stage]
     chosen = _choose(run, rule, view, tested)
     scores = _over_rounds(chosen, view, "seen")
     values = list(scores.values())
@@ -97,8 +95,8 @@ def _choose(run: RunRecord, rule: str, view: str, tested: list[RoundRecord]) -> 
 
 
 def _final(rounds: list[RoundRecord]) -> list[RoundRecord]:
-    """The rounds of a tuning after training, where there was one: what it made is the result."""
-    return [r for r in rounds if r.stage != TRAIN] or rounds
+    """The rounds of the last stage that was scored: what it made is the result."""
+    return [r for r in rounds if r.stage == rounds[-1].stage]
 
 
 def _best(

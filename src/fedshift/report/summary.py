@@ -102,8 +102,9 @@ def notes(runs: Sequence[RunRecord]) -> list[str]:
 def _notes_of(run: RunRecord) -> list[str]:
     found = []
     planned = run.protocol.get("rounds")
-    if isinstance(planned, int) and run.trained < planned:
-        found.append(f"unfinished, {run.trained} of {planned} rounds")
+    done = run.rounds[-1].round if run.rounds else 0
+    if isinstance(planned, int) and done < planned:
+        found.append(f"unfinished, {done} of {planned} rounds")
     left_out: dict[tuple[str, str], int] = {}
     for r in run.rounds:
         for client, why in r.left_out.items():
@@ -119,7 +120,7 @@ def label(run: RunRecord) -> str:
     return run.method if run.seed is None else f"{run.method}, seed {run.seed}"
 
 
-def _summary(method: str, runs: Sequence[RunRecord], rule: str, view: str | None) -> Summary:
+def _summary(method: str, runs: Sequence[RunRecord], rule: str, view: str) -> Summary:
     chosen = [select(run, rule, view) for run in runs]
     return Summary(
         method=method,

@@ -6,12 +6,12 @@ import csv
 import dataclasses
 import io
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedshift.errors import UnknownName
 from fedshift.report.read import RunRecord
-from fedshift.report.select import MEANING, VIEWS, select
+from fedshift.report.select import MEANING, select
 from fedshift.report.summary import Summary, Value, check_same_data, label, summarise
 
 MIB = 2**20
@@ -168,24 +168,26 @@ def comparison(runs: Sequence[RunRecord], rule: str = "last") -> Table:
     where a method has them beside its global one.
     """
     summaries = summarise(runs, rule)
-    others = {view: _other_means(runs, rule, view) for view in VIEWS}
+    personal = _personal(runs, rule)
     views = any(s.view == "personal" for s in summaries)
     clients = _union([list(s.scores) for s in summaries])
     unseen = _union([list(s.unseen) for s in summaries])
-    columns = [Column("method"), *([Column("view")] if views else []), *map(_score, _MEANS)]
-    columns += [_score(f"{view} model") for view in VIEWS]
+    columns = [
+        Column("method"),
+        *([Column("view")] if views else []),
+        _score("mean"),
+        _score("worst"),
+    ]
+    columns += [_score("personal")] if personal else []
     columns += [_score(c) for c in clients] + [_score(f"{c} (unseen)") for c in unseen]
     columns += _costs()
     rows = []
     for s in summaries:
         row: list[Cell] = [s.method, *([s.view] if views else []), s.mean, s.worst]
-        row += [others[view].get(s.method) for view in VIEWS]
+        row += [personal.get(s.method)] if personal else []
         row += [s.scores.get(c) for c in clients] + [s.unseen.get(c) for c in unseen]
         rows.append((*row, s.bytes_up, s.bytes_down, s.seconds))
     return _without_blank(Table(_caption(runs, summaries, rule), tuple(columns), tuple(rows)))
-
-
-_MEANS = ("mean", "worst")
 
 
 def clients(run: RunRecord, rule: str = "last") -> Table:
@@ -230,8 +232,6 @@ def clients(run: RunRecord, rule: str = "last") -> Table:
     )
     if chosen.view == "personal":
         caption += "; each client's own model"
-    if run.view == "personal":
-        caption += "; scores are of the clients' own models"
     if chosen.unseen:
         caption += "; mean and spread are of the clients that trained"
     return _without_blank(Table(caption, tuple(columns), tuple(rows)))
@@ -255,9 +255,7 @@ def _caption(runs: Sequence[RunRecord], summaries: Sequence[Summary], rule: str)
     few = "1 seed" if counts == [1] else f"{'-'.join(map(str, _ends(counts)))} seeds"
     spread = ", mean ± standard deviation over seeds" if counts[-1] > 1 else ""
     data = runs[0].data or "unnamed data"
-    own = [s.method for s in summaries if s.view == "personal"]
-    views = f"; scores of {', '.join(own)} are of the clients' own models" if own else ""
-    return f"{data}, {runs[0].metric} in %; {_rule_words(rule)}; {few}{spread}{views}"
+    return f"{data}, {runs[0].metric} in %; {_rule_words(rule)}; {few}{spread}"
 
 
 def _rule_words(rule: str) -> str:
@@ -272,10 +270,10 @@ def _ends(counts: list[int]) -> list[int]:
     return counts if len(counts) == 1 else [counts[0], counts[-1]]
 
 
-def _other_means(runs: Sequence[RunRecord], rule: str, view: str) -> dict[str, Value]:
-    """The means of a view for the methods of which it is not the own one."""
-    having = [run for run in runs if run.other_view == view]
-    return {s.method: s.mean for s in summarise(having, rule, view)} if having else {}
+def _personal(runs: Sequence[RunRecord], rule: str) -> dict[str, Value]:
+    """The mean score of clients' own models, for the methods that have them beside a global one."""
+    having = [run for run in runs if run.view == "global" and run.scored("test", "personal")]
+    return {s.method: s.mean for s in summarise(having, rule, "personal")} if having else {}
 
 
 def _score(name: str) -> Column:
