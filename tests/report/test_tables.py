@@ -68,6 +68,7 @@ def test_methods_with_models_of_the_clients_are_told():
     own = record(made_up.config("fedbn", view="personal"), made_up.lines(personal=True))
     table = comparison([made_up.run("fedavg"), own])
     assert [c.name for c in table.columns][:3] == ["method", "view", "mean"]
+    assert table.caption.endswith("view personal: each client's own model")
     first, second = table.cells("±")
     assert (first[1], second[1]) == ("global", "personal")
     assert float(second[2]) == pytest.approx(float(first[2]) + 3, abs=0.011)

@@ -144,8 +144,9 @@ def traffic(runs: Sequence[RunRecord], rule: str = "last") -> str:
             most = max(most, sum(both))
             if s.mean.std:
                 ends = [100 * (s.mean.mean - s.mean.std), 100 * (s.mean.mean + s.mean.std)]
-                axes.plot([sum(both)] * 2, ends, color=_colour(k), linewidth=1.2)
-            axes.plot(sum(both), 100 * s.mean.mean, **_mark(k))
+                axes.plot([sum(both)] * 2, ends, color=_colour(k), linewidth=1.2, clip_on=False)
+            # Who sends nothing stands on the axis and must not be cut in half by it.
+            axes.plot(sum(both), 100 * s.mean.mean, clip_on=False, zorder=3, **_mark(k))
         axes.margins(y=0.15)
         axes.set_xlim(0, 1.12 * most or 1.0)  # from zero, so that lengths compare
         axes.set_xlabel("MiB a round, up and down, all clients")

@@ -255,7 +255,9 @@ def _caption(runs: Sequence[RunRecord], summaries: Sequence[Summary], rule: str)
     few = "1 seed" if counts == [1] else f"{'-'.join(map(str, _ends(counts)))} seeds"
     spread = ", mean ± standard deviation over seeds" if counts[-1] > 1 else ""
     data = runs[0].data or "unnamed data"
-    return f"{data}, {runs[0].metric} in %; {_rule_words(rule)}; {few}{spread}"
+    own = any(s.view == "personal" for s in summaries)
+    view = "; view personal: each client's own model" if own else ""
+    return f"{data}, {runs[0].metric} in %; {_rule_words(rule)}; {few}{spread}{view}"
 
 
 def _rule_words(rule: str) -> str:
