@@ -37,7 +37,7 @@ class Samples:
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-    """One party: a name and its training, validation and test samples (val and test may be empty)."""
+    """One party: a name and its samples; validation and test may be empty."""
 
     name: str
     train: Samples
@@ -76,7 +76,8 @@ class Federation:
             the protocol.
         scored: the clients whose test data are scored, where they are not the ones that train
             (a pooled federation).
-        source: how the data can be had again ("shifted-digits", a folder…), for resuming.
+        source: how the data can be had again ("shifted-digits", a folder…), for resuming; empty
+            where that is not possible, as for a federation made from another.
     """
 
     name: str
@@ -119,7 +120,7 @@ class Federation:
         rest = tuple(c for c in self.clients if c.name not in gone)
         if not rest:
             raise BadData(f"holding out {', '.join(sorted(gone))} leaves no client to train on")
-        return dataclasses.replace(self, clients=rest, scored=())
+        return dataclasses.replace(self, clients=rest, scored=(), source="")
 
     def pooled(self) -> Federation:
         """One client with everybody's data, scored on every client's own test data."""
@@ -130,15 +131,26 @@ class Federation:
                 for split in ("train", "val", "test")
             ),
         )
-        return dataclasses.replace(self, clients=(everyone,), scored=self.clients)
+        return dataclasses.replace(self, clients=(everyone,), scored=self.clients, source="")
 
     def map(self, change: Callable[[Client], Client]) -> Federation:
         """The federation with every client changed by a function."""
-        return dataclasses.replace(self, clients=tuple(map(change, self.clients)), scored=())
+        return dataclasses.replace(
+            self, clients=tuple(map(change, self.clients)), scored=(), source=""
+        )
 
 
 def _concatenate(parts: list[Samples]) -> Samples:
     return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
+
+
+def finite(x: Tensor) -> bool:
+    """Whether no number is NaN or infinite; samples larger than memory are looked at in pieces.
+
+    >>> finite(torch.tensor([1.0, float("nan")]))
+    False
+    """
+    return not x.is_floating_point() or all(bool(torch.isfinite(p).all()) for p in x.split(1024))
 
 
 def check_federation(fed: Federation) -> None:
@@ -151,6 +163,12 @@ def check_federation(fed: Federation) -> None:
             raise BadData(f"federation '{fed.name}' has two clients named '{name}': rename one")
         if not name or name != name.strip() or any(c in name for c in "/\\\0\n") or name[0] == ".":
             raise BadData(f"client name '{name}' cannot be a file name: rename the client")
+    moving = [type(op).__name__ for op in fed.pipeline.augment if op.moves_pixels]
+    if fed.task == "segmentation" and moving:
+        raise BadData(
+            f"federation '{fed.name}' learns segmentation, but {', '.join(moving)} would move pixels "
+            "and not their labels: leave it out of the pipeline"
+        )
     shape = tuple(fed.clients[0].train.x.shape[1:])
     for client in fed.clients:
         if len(client.train) == 0:
@@ -162,7 +180,9 @@ def check_federation(fed: Federation) -> None:
             _check_samples(fed, client.name, split, getattr(client, split), shape)
 
 
-def _check_samples(fed: Federation, name: str, split: str, s: Samples, shape: tuple[int, ...]) -> None:
+def _check_samples(
+    fed: Federation, name: str, split: str, s: Samples, shape: tuple[int, ...]
+) -> None:
     where = f"client '{name}' of '{fed.name}' ({split})"
     if len(s.x) != len(s.y):
         raise BadData(f"{where} has {len(s.x)} samples but {len(s.y)} labels")
@@ -173,7 +193,7 @@ def _check_samples(fed: Federation, name: str, split: str, s: Samples, shape: tu
             f"{where} has samples of shape {tuple(s.x.shape[1:])}, but client "
             f"'{fed.clients[0].name}' has {shape}: resize them to one shape"
         )
-    if s.x.is_floating_point() and not bool(torch.isfinite(s.x).all()):
+    if not finite(s.x):
         raise BadData(f"{where} holds NaN or infinite values: clean or drop those samples")
     if s.y.is_floating_point() or s.y.is_complex() or s.y.dtype == torch.bool:
         raise BadData(f"{where} has labels of type {s.y.dtype}: labels must be whole numbers")

@@ -83,7 +83,7 @@ def folder(
         clients=tuple(clients),
         classes=classes,
         pipeline=pipeline or Pipeline(),
-        source=describe(root, size=size, shares=shares, seed=seed),
+        source=describe(root, size=size, name=name, pipeline=pipeline, shares=shares, seed=seed),
     )
 
 

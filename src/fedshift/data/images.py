@@ -38,7 +38,9 @@ def header(path: Path) -> Header:
     try:
         with Image.open(path) as image:
             width, height = image.size
-            turned = image.getexif().get(_ORIENTATION, 1) >= 5
+            # Asked for EXIF, a PNG without it at the front would decode everything to look behind.
+            silent = image.format == "PNG" and "exif" not in image.info
+            turned = not silent and image.getexif().get(_ORIENTATION, 1) >= 5
             check_depth(image, str(path))
             return Header((width, height) if turned else (height, width), image.mode in _GREY)
     except BadData:
@@ -100,7 +102,7 @@ def as_size(size: int | Sequence[int] | None) -> Size | None:
     """
     if size is None:
         return None
-    pair = (size, size) if isinstance(size, int) else tuple(size)
+    pair = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
     if len(pair) != 2 or not all(isinstance(n, int) and n >= 1 for n in pair):
         raise BadValue(f"size is {size!r}: give a whole number of pixels, or (height, width)")
     return pair[0], pair[1]

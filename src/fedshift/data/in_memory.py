@@ -17,7 +17,7 @@ from fedshift.data.augment import Pipeline
 from fedshift.data.partition import SHARES, SPLITS, split
 from fedshift.data.source import describe
 from fedshift.errors import BadData, UnknownName
-from fedshift.federation import Client, Federation, Samples
+from fedshift.federation import Client, Federation, Samples, finite
 
 Pair = tuple[Any, Any]
 _SEPARATORS = ("/", "__", ".")
@@ -82,6 +82,7 @@ def npz(path: str | Path, **options: Any) -> Federation:
         options: as for `arrays`.
     """
     path = Path(path)
+    options.setdefault("source", describe(path, **options))
     loaded = _read(path)
     if "classes" in loaded:
         options.setdefault("classes", [str(c) for c in loaded.pop("classes").tolist()])
@@ -93,8 +94,6 @@ def npz(path: str | Path, **options: Any) -> Federation:
         found.setdefault(client, {}).setdefault(part, {})[axis] = array
     clients = {client: _pairs(client, parts, path) for client, parts in found.items()}
     options.setdefault("name", path.stem)
-    drawn = {option: options[option] for option in ("shares", "seed") if option in options}
-    options.setdefault("source", describe(path, **drawn))
     try:
         return arrays(clients, **options)
     except BadData as error:
@@ -105,23 +104,25 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise BadData(f"there is no file {path}: check the path")
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if isinstance(archive, np.ndarray):
-                raise BadData(f"{path} holds one bare array: save named ones with np.savez")
+        opened = np.load(path, allow_pickle=False)
+        if isinstance(opened, np.ndarray):
+            raise BadData(f"{path} holds one bare array: save named ones with np.savez")
+        with opened as archive:
             return {entry: archive[entry] for entry in archive.files}
     except BadData:
         raise
-    except ValueError as error:
-        if "allow_pickle" in str(error) or "Object arrays" in str(error):
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        if "Object arrays" in str(error):
             raise BadData(
                 f"{path} holds Python objects, which are not loaded for safety: save plain arrays "
                 "of numbers of one shape"
             ) from None
-        raise BadData(f"{path} cannot be read ({_line(error)}): write it with np.savez") from None
-    except (OSError, zipfile.BadZipFile, EOFError, KeyError, zlib.error) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if "allow_pickle" in reason or "pickled" in reason:
+            reason = "no known format"
         raise BadData(
-            f"{path} cannot be read ({_line(error)}): it is cut short or no .npz file; write it "
-            "again with np.savez"
+            f"{path} cannot be read ({reason}): it is cut short or no .npz file; write it again "
+            "with np.savez"
         ) from None
 
 
@@ -196,7 +197,10 @@ def samples(pair: Pair, where: str) -> Samples:
 def _tensor(values: Any, what: str) -> Tensor:
     if isinstance(values, Tensor):
         return values.detach().cpu()
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise BadData(f"the {what} are lists of different lengths: give one shape") from None
     if array.dtype.kind not in "buif":
         raise BadData(f"the {what} have type {array.dtype}: give numbers, all of one shape")
     if array.dtype.byteorder not in "=|" or array.dtype == np.longdouble:
@@ -215,7 +219,7 @@ def _inputs(x: Tensor, where: str) -> Tensor:
             f"the inputs of {where} have type {x.dtype}: convert them to uint8 (0 to 255) or to "
             "float32"
         )
-    if not bool(torch.isfinite(x).all()):
+    if not finite(x):
         raise BadData(f"the inputs of {where} hold NaN or infinite values: clean or drop them")
     return x
 
@@ -226,7 +230,10 @@ def _labels(y: Tensor, where: str) -> Tensor:
             f"the labels of {where} have type {y.dtype}: labels are whole numbers from 0; convert "
             "them with y.astype('int64') or y.long()"
         )
-    return y.to(torch.int64)
+    y = y.to(torch.int64)
+    if len(y) and int(y.min()) < 0:
+        raise BadData(f"the labels of {where} hold {int(y.min())}: labels count from 0")
+    return y
 
 
 def channels_first(x: Tensor, where: str) -> Tensor:
@@ -243,7 +250,3 @@ def channels_first(x: Tensor, where: str) -> Tensor:
     if x.shape[3] in _AMBIGUOUS and x.shape[1] not in _AMBIGUOUS:
         return x.permute(0, 3, 1, 2).contiguous()
     return x
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -64,13 +64,16 @@ def load(text: str | Path) -> Federation:
     raise UnknownName("data (neither a federation, nor a folder or .npz file here)", base, names())
 
 
+_TAKES = {
+    "npz": ("classes", "metric", "name", "pipeline", "seed", "shares", "task"),
+    "folder": ("name", "pipeline", "seed", "shares", "size"),
+}
+
+
 def _call(source: Any, first: dict[str, Any], options: dict[str, Any], base: str) -> Federation:
-    allowed = {"seed"} if not first else {"seed", "shares"}
-    allowed |= {"size"} if "root" in first else set()
+    allowed = _TAKES.get(source.__name__, ("seed",))
     for option in options:
         if option not in allowed:
-            raise BadValue(
-                f"'{base}' has no option '{option}': it takes {' and '.join(sorted(allowed))}"
-            )
+            raise BadValue(f"'{base}' has no option '{option}': it takes {', '.join(allowed)}")
     federation: Federation = source(**first, **options)
     return federation

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+from fedshift.data.augment import Pipeline
 from fedshift.errors import BadValue, UnknownName
 
-_DEFAULTS: dict[str, Any] = {"size": None, "shares": [0.6, 0.15, 0.25], "seed": 0}
+_DEFAULTS: dict[str, Any] = {
+    "size": None,
+    "shares": [0.6, 0.15, 0.25],
+    "seed": 0,
+    "pipeline": Pipeline().to_config(),
+    "classes": None,
+    "name": "",
+    "task": "classification",
+    "metric": "accuracy",
+}
+_WORDS = frozenset({"name", "task", "metric"})  # written as they are; all others as JSON
 
 
 def describe(base: str | Path, **options: Any) -> str:
@@ -21,10 +33,19 @@ def describe(base: str | Path, **options: Any) -> str:
     text = base if isinstance(base, str) else str(base.resolve())
     changed = {}
     for option, value in options.items():
-        plain = list(value) if isinstance(value, (tuple, list)) else value
-        if plain != _DEFAULTS[option]:
-            changed[option] = json.dumps(plain, separators=(",", ":"))
+        if option not in _DEFAULTS:
+            raise UnknownName("option of data", option, _DEFAULTS)
+        plain = _plain(value)
+        if plain is not None and plain != _DEFAULTS[option]:
+            words = option in _WORDS
+            changed[option] = plain if words else json.dumps(plain, separators=(",", ":"))
     return f"{text}?{urlencode(changed, safe='[],')}" if changed else text
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Pipeline):
+        return value.to_config()
+    return list(value) if isinstance(value, (tuple, list)) else value
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
@@ -40,10 +61,25 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     for option, value in parse_qsl(query, keep_blank_values=True):
         if option not in _DEFAULTS:
             raise UnknownName("option of data", option, _DEFAULTS)
-        try:
-            options[option] = json.loads(value)
-        except json.JSONDecodeError:
-            raise BadValue(
-                f"option {option} of '{text}' is '{value}': give a number, or a list: [48,64]"
-            ) from None
+        options[option] = value if option in _WORDS else _number(option, value, text)
     return base, options
+
+
+def _number(option: str, value: str, text: str) -> Any:
+    try:
+        read = json.loads(value)
+    except json.JSONDecodeError:
+        read = None
+    if option == "pipeline" and isinstance(read, Mapping):
+        return Pipeline.from_config(read)
+    fits = {
+        "seed": isinstance(read, int) and not isinstance(read, bool),
+        "size": isinstance(read, (int, list)) and not isinstance(read, bool),
+        "pipeline": False,
+    }
+    if not fits.get(option, isinstance(read, list)):
+        raise BadValue(
+            f"option {option} of '{text}' is '{value}': give a number or a list, such as 64 or "
+            "[48,64]"
+        )
+    return read

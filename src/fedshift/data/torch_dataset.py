@@ -14,7 +14,7 @@ from torch import Tensor
 from fedshift import keys
 from fedshift.data import cache, images
 from fedshift.data.augment import Pipeline
-from fedshift.data.in_memory import arrays, samples
+from fedshift.data.in_memory import arrays, channels_first, samples
 from fedshift.data.partition import SHARES, SPLITS, check_shares, split_index
 from fedshift.errors import BadData, UnknownName
 from fedshift.federation import Federation, Samples
@@ -135,7 +135,9 @@ class _Rows:
                 f"{self._where(position)} has inputs of type {array.dtype}: give PIL images, uint8 "
                 "or floating point"
             )
-        return array
+        batch = torch.from_numpy(np.array(array))[None]
+        row: Array = channels_first(batch, self._where(position))[0].numpy()
+        return row
 
     def _label(self, y: Any, position: int) -> Tensor:
         label = torch.as_tensor(np.asarray(y) if isinstance(y, Image.Image) else y)
@@ -155,7 +157,7 @@ def _materialise(source: Any, client: str, size: images.Size | None, mapped: boo
     x = cache.store(rows, (len(source), *rows.shape), rows.kind, mapped=mapped)
     y = torch.stack(rows.labels)
     if mapped:  # a mapped file is left as it was written
-        return Samples(x if x.ndim != 3 else x[:, None], y)
+        return Samples(x, y)
     made = samples((x, y), f"client '{client}'")
     return Samples(_as_bytes(made.x), made.y)
 
