@@ -150,7 +150,10 @@ def finite(x: Tensor) -> bool:
     >>> finite(torch.tensor([1.0, float("nan")]))
     False
     """
-    return not x.is_floating_point() or all(bool(torch.isfinite(p).all()) for p in x.split(1024))
+    if not x.is_floating_point():
+        return True
+    pieces = (x[start : start + 1024] for start in range(0, len(x), 1024))
+    return all(bool(torch.isfinite(piece).all()) for piece in pieces)
 
 
 def check_federation(fed: Federation) -> None:
@@ -166,8 +169,8 @@ def check_federation(fed: Federation) -> None:
     moving = [type(op).__name__ for op in fed.pipeline.augment if op.moves_pixels]
     if fed.task == "segmentation" and moving:
         raise BadData(
-            f"federation '{fed.name}' learns segmentation, but {', '.join(moving)} would move pixels "
-            "and not their labels: leave it out of the pipeline"
+            f"federation '{fed.name}' learns segmentation, but {', '.join(moving)} would move "
+            "pixels and not their labels: leave it out of the pipeline"
         )
     shape = tuple(fed.clients[0].train.x.shape[1:])
     for client in fed.clients:
