@@ -48,7 +48,7 @@ def sound(result: Result) -> list[bool]:
     """For each client, whether everything that it sent is finite."""
     rows = torch.ones(len(result.clients), dtype=torch.bool)
     flags = [
-        torch.isfinite(t.flatten(1)).all(dim=1)
+        torch.isfinite(t.reshape(len(t), -1)).all(dim=1)
         for t in (*result.model.values(), *result.extras.values())
         if t.is_floating_point()
     ]

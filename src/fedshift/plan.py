@@ -8,12 +8,15 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from fedshift import keys
 from fedshift.compose import Composed
 from fedshift.data.augment import Pipeline
 from fedshift.draws import uses_randomness
 from fedshift.errors import BadData, BadModel
 from fedshift.federation import Facts, Federation
 from fedshift.method import Phase, Scope
+from fedshift.models.probing import unkeyed
+from fedshift.models.spec import seeded
 from fedshift.net import clone, measure, owners, tensors_of
 from fedshift.optim import Optimizer
 from fedshift.protocol import Protocol
@@ -34,6 +37,7 @@ class Plan:
         terms: for each phase, the loss terms that other phases name (so that "*" leaves them out).
         taps: stages whose outputs the losses look at.
         random: whether the model's forward draws random numbers (dropout).
+        unkeyed: draws of the model that no key reaches (dropout inside nn.LSTM), in words.
         autocast: compute in bfloat16, keep everything else in float32.
     """
 
@@ -51,6 +55,7 @@ class Plan:
     named_terms: frozenset[str]
     taps: tuple[str, ...]
     random: bool
+    unkeyed: tuple[str, ...]
 
     @property
     def tensors(self) -> Tree:
@@ -112,17 +117,19 @@ def make(
     model: nn.Module,
     device: torch.device,
     dtype: str,
+    seed: int,
 ) -> Plan:
     """Build the model for the method and derive who trains and owns what.
 
-    `model` fits the contract and is not changed.
+    `model` fits the contract and is not changed. What the method attaches gets its initial weights
+    from the seed, so that everybody who builds the plan has the same.
     """
     base = clone(model).to(device=device, dtype=DTYPES[dtype])
     width, shapes = measure(base, facts.shape)
     facts = dataclasses.replace(facts, width=width, stage_shapes=shapes)
-    built = method.build(base, facts).to(device=device, dtype=DTYPES[dtype])
+    with seeded(keys.fold(seed, "build")):
+        built = method.build(base, facts).to(device=device, dtype=DTYPES[dtype])
     probe = torch.zeros((2, *facts.shape), device=device, dtype=DTYPES[dtype])
-    whole = _CallWhole(clone(built))
     phases = method.phases()
     owned = owners(built)
     scopes = {name: method.scope(name, module) for name, module in owned.items()}
@@ -140,18 +147,9 @@ def make(
         phases=phases,
         named_terms=frozenset(t for p in phases for t in p.terms if t != "*"),
         taps=method.taps(tuple(getattr(built, "stages", ()))),
-        random=bool(uses_randomness(whole, probe)) or _attached_dropout(built),
+        random=bool(uses_randomness(built, probe)) or _attached_dropout(built),
+        unkeyed=tuple(unkeyed(built, probe)),
     )
-
-
-class _CallWhole(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.model.head(self.model.features(x))  # type: ignore[operator]
-        return logits
 
 
 def _attached_dropout(model: nn.Module) -> bool:

@@ -127,6 +127,7 @@ class Run:
             built,
             self.device,
             dtype,
+            seed,
         )
         plans.check_batches(self.plan.model, self.federation, self.protocol)
         self._samples = {c.name: len(c.train) for c in self.federation.clients}

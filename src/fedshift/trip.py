@@ -26,6 +26,7 @@ from fedshift.plan import Plan
 from fedshift.tree import Tree, pick, under, with_prefix
 
 Call = Callable[..., Any]
+_SEEDS = (1 << 63) - 1  # what torch's generators take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Trip:
         self._optimizers = {p.name: plan.optimizer(p) for p in plan.phases}
         self._replaced = plan.method.has("gradient")
         self._parameters = dict(plan.model.named_parameters())
-        self._modes_set = ""
+        self._modes_set: str | None = None
 
     # -- a whole trip --------------------------------------------------------------------------
 
@@ -117,6 +118,7 @@ class Trip:
     def begin(self, jobs: Sequence[Job], longest: int) -> _Work:
         """Lay out the working tensors, draw the order of samples, run `start`."""
         plan, p = self.plan, self.plan.protocol
+        self._modes_set = None  # others run the same modules in between
         device, rows = plan.device, len(jobs) if self.mapped else None
         dyn, dims = self._gather(jobs)
         start = self._starting_tensors(jobs)
@@ -388,10 +390,15 @@ class Trip:
     @contextlib.contextmanager
     def _drawing(self, dyn: dict[str, Any], phase: Phase) -> Iterator[None]:
         """Dropout and its kin draw from the step's key, the same in every pass of a phase."""
-        if not self.plan.random:
+        if not self.plan.random and not self.plan.unkeyed:
             yield
             return
-        with keyed(keys.fold_in(keys.fold_in(dyn["key"], "network"), phase.name)):
+        key = keys.fold_in(keys.fold_in(dyn["key"], "network"), phase.name)
+        with contextlib.ExitStack() as stack:
+            if self.plan.unkeyed:  # in the loop engine alone: such a model is never stacked
+                stack.enter_context(torch.random.fork_rng(devices=[]))
+                torch.manual_seed(int(key) & _SEEDS)
+            stack.enter_context(keyed(key))
             yield
 
     @contextlib.contextmanager

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from fedshift import keys
 from fedshift.engines import Engine
 from fedshift.engines.loop import Loop, one_thread
 from fedshift.engines.stacked import Stacked, fitting
@@ -95,13 +96,16 @@ def start(plan: Plan, federation: Federation, name: str, chunk: int) -> Engine:
 
 def _unstackable(plan: Plan) -> str:
     """Why the clients cannot be stacked, or ""."""
-    from fedshift.draws import stackable
+    from fedshift.models.probing import stackable
 
+    if plan.unkeyed:
+        return f"the model cannot be stacked: {plan.unkeyed[0]}"
     if not plan.method.stackable:
         name = next(p.name for p in plan.method.parts if not p.stackable)
         return f"method '{name}' cannot be stacked"
-    probe = torch.zeros((2, *plan.facts.shape), device=plan.device, dtype=plan.dtype)
-    return stackable(plan.model, probe) or ""
+    # random: among equal samples a batch norm would blow rounding up to a difference
+    key = keys.as_tensor(keys.fold(0, "probe"), plan.device)
+    return stackable(plan.model, keys.uniform(key, (4, *plan.facts.shape), plan.dtype)) or ""
 
 
 def _gains(plan: Plan, federation: Federation, chunk: int) -> bool:

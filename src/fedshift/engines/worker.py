@@ -83,6 +83,7 @@ def _player(opening: dict[str, Any], handles: list[int]) -> Any:
         model,
         torch.device("cpu"),
         opening["dtype"],
+        opening["seed"],
     )
     loop = Loop(whole, [Samples(fetch(c["x"]), fetch(c["y"])) for c in opening["data"]])
 
