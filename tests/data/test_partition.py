@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 
-from fedshift import keys
 from fedshift.data import partition
 from fedshift.errors import BadData, BadValue, UnknownName
-from fedshift.federation import Client, Federation, Samples
+from fedshift.federation import Samples
 
 Y = torch.arange(2000) % 10
 
@@ -154,41 +153,6 @@ def test_a_client_does_not_depend_on_who_else_is_dealt_to():
     both = partition.deal("t", pool(), {"a": index, "b": index + 50})
     alone = partition.deal("t", pool(), {"a": index})
     assert torch.equal(both["a"].train.x, alone["a"].train.x)
-
-
-def test_subsample_nests_and_leaves_the_test_data():
-    fed = partition.deal("toy", pool(), partition.evenly(pool().y, 2))
-    half, ten = partition.subsample(fed, 0.5), partition.subsample(fed, 10)
-    for client in fed.clients:
-        assert len(half[client.name].train) == 30 and len(ten[client.name].train) == 10
-        assert half[client.name].test is client.test
-        inner, outer = (f[client.name].train.x[:, 0, 0, 0].tolist() for f in (ten, half))
-        assert set(inner) < set(outer)
-    one = partition.subsample(fed.clients[0], 1.0, splits=("train", "test"))
-    assert torch.equal(one.test.x, fed.clients[0].test.x)
-    assert len(partition.subsample(fed.clients[0], 1e-9).train) == 1
-    for amount in (0, -1, 1.5, math.nan):
-        with pytest.raises(BadValue):
-            partition.subsample(fed, amount)
-    with pytest.raises(UnknownName):
-        partition.subsample(fed, 0.5, splits=("tests",))
-
-
-def test_rotate_clients_turns_every_split():
-    x = keys.bits(keys.as_tensor(0), (6, 1, 4, 4)).to(torch.uint8)
-    y = torch.zeros(6, dtype=torch.int64)
-    split = [Samples(x[i : i + 2], y[i : i + 2]) for i in (0, 2, 4)]
-    fed = Federation("t", (Client("a", *split), Client("b", *split)), ("0",))
-    turned = partition.rotate_clients(fed, [0, 90])
-    for name in ("train", "val", "test"):
-        before = getattr(fed["a"], name).x
-        assert torch.equal(getattr(turned["a"], name).x, before)
-        assert torch.equal(getattr(turned["b"], name).x, torch.rot90(before, 1, (2, 3)))
-    assert torch.equal(partition.rotate_clients(fed, {"b": 90})["a"].train.x, fed["a"].train.x)
-    with pytest.raises(BadValue, match="3 angles for 2"):
-        partition.rotate_clients(fed, [0, 1, 2])
-    with pytest.raises(UnknownName):
-        partition.rotate_clients(fed, {"c": 90})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedshift.data.augment import Pipeline
+    from fedshift.data.derive import rotate_clients, subsample
     from fedshift.data.digits import shifted_digits
     from fedshift.data.image_folder import folder
     from fedshift.data.in_memory import arrays, npz
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
         deal,
         dirichlet,
         evenly,
-        rotate_clients,
         shards,
         split,
-        subsample,
     )
     from fedshift.data.registry import load, names
     from fedshift.data.torch_dataset import dataset
@@ -54,7 +53,9 @@ _HOMES = {
     "load": "registry",
     "names": "registry",
     "npz": "in_memory",
+    "rotate_clients": "derive",
     "shifted_digits": "digits",
+    "subsample": "derive",
 }
 
 

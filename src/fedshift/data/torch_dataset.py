@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -172,6 +171,6 @@ def _as_bytes(x: Tensor) -> Tensor:
 
 def _cut(whole: Samples, shares: Sequence[float], seed: int, mapped: bool) -> dict[str, Samples]:
     y = whole.y if whole.y.ndim == 1 else None
-    index = split_index(math.prod(whole.y.shape[:1]), y, shares, seed=seed)
+    index = split_index(len(whole), y, shares, seed=seed)
     parts = {s: cache.take(whole, i, mapped=mapped) for s, i in zip(SPLITS, index)}
     return {split: part for split, part in parts.items() if len(part)}
