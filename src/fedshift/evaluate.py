@@ -143,8 +143,7 @@ def for_unseen(plan: Plan, model: Tree, kept: Sequence[Tree], x: Tensor) -> Tree
     Where clients keep norm layers, it gets the mean of theirs, and its running statistics are
     estimated anew on its inputs; otherwise it gets the global tensors.
     """
-    owner = owners(plan.model)
-    norms = [n for n in plan.own if isinstance(owner[n], _NORMS)]
+    norms = norm_names(plan)
     held = [under("model", k) for k in kept]
     held = [k for k in held if all(n in k for n in norms)]
     if not norms or not held:
@@ -155,6 +154,12 @@ def for_unseen(plan: Plan, model: Tree, kept: Sequence[Tree], x: Tensor) -> Tree
         mean = stacked.to(plan.device)
         tensors[name] = mean.mean(dim=0) if mean.is_floating_point() else mean.amax(dim=0)
     return _with_own_statistics(plan, tensors, x)
+
+
+def norm_names(plan: Plan) -> list[str]:
+    """Names of the tensors of norm layers that clients keep."""
+    owner = owners(plan.model)
+    return [n for n in plan.own if isinstance(owner[n], _NORMS)]
 
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._NormBase)

@@ -46,7 +46,7 @@ def rebuild(
     config = read_config(folder)
     try:
         if federation is None:
-            federation = data.load(_needed(config["source"]["data"], "data", "federation", folder))
+            federation = data.load(needed(config["source"]["data"], "data", "federation", folder))
         return kind(
             federation,
             method or method_of(config, folder),
@@ -73,17 +73,18 @@ def rebuild(
 
 def method_of(config: Mapping[str, Any], folder: Path) -> Composed:
     """The method that a configuration names."""
-    text = _needed(config["source"]["method"], "method", "method", folder)
+    text = needed(config["source"]["method"], "method", "method", folder)
     return methods.make(text, config["settings"])
 
 
 def spec_of(config: Mapping[str, Any], folder: Path) -> ModelSpec:
     """The model that a configuration names."""
-    _needed(config["network"].get("name", ""), "model", "model", folder)
+    needed(config["network"].get("name", ""), "model", "model", folder)
     return ModelSpec.from_dict(config["network"])
 
 
-def _needed(text: str, what: str, argument: str, folder: Path) -> str:
+def needed(text: str, what: str, argument: str, folder: Path) -> str:
+    """A text of a configuration, or an error where it was left empty."""
     if not text:
         raise BadRun(
             f"the {what} of '{folder}' came from Python and cannot be found again: continue with "

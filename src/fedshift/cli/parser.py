@@ -1,0 +1,138 @@
+"""What may stand on the command line, and complaints that name the nearest of what may."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from typing import NoReturn
+
+from fedshift._version import __version__
+from fedshift.cli import options
+from fedshift.errors import FedshiftError, UnknownName
+
+COMMANDS = {
+    "run": "train one method on a federation",
+    "compare": "train several methods over several seeds; one table, one page",
+    "list": "list methods, data or models",
+    "show": "say what a method does, takes, sends and keeps",
+    "predict": "label new data with the model of a run",
+}
+LISTS = ("methods", "data", "models")
+
+
+class UsageError(FedshiftError):
+    """A command line that cannot be understood."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are errors of the package."""
+
+    def error(self, message: str) -> NoReturn:
+        """Complain in one line."""
+        raise UsageError(f"{message}: see {self.prog} --help")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The arguments of a command line.
+
+    >>> parse(["run", "fedprox", "--rounds", "3"]).rounds
+    '3'
+    """
+    parser, commands = _build()
+    first = next((a for a in argv if not a.startswith("-")), None)
+    if first is not None and first not in commands:
+        raise UnknownName("command", first, commands)
+    args, rest = parser.parse_known_args(argv)
+    if rest:
+        _complain(rest[0], commands[args.command], commands)
+    if args.command == "list" and args.what not in LISTS:
+        raise UnknownName("list", args.what, LISTS)
+    return args
+
+
+def _complain(word: str, parser: Parser, commands: dict[str, Parser]) -> NoReturn:
+    if not word.startswith("-"):
+        raise UsageError(f"'{word}' is one word too many: see {parser.prog} --help")
+    name = word.partition("=")[0]
+    if name in _flags(parser):  # a flag that takes no value, given one
+        raise UsageError(f"{name} takes no value: see {parser.prog} --help")
+    homes = [command for command, other in commands.items() if name in _flags(other)]
+    if homes:
+        raise UsageError(f"{name} is an option of 'fedshift {homes[0]}', not of '{parser.prog}'")
+    near = difflib.get_close_matches(name[2:], [f[2:] for f in _flags(parser)], n=2)
+    hint = f"did you mean {' or '.join('--' + n for n in near)}?" if near else "see --help"
+    raise UsageError(f"unknown option '{name}' of '{parser.prog}': {hint}")
+
+
+def _flags(parser: Parser) -> set[str]:
+    return {f for action in parser._actions for f in action.option_strings if f.startswith("--")}
+
+
+def _build() -> tuple[Parser, dict[str, Parser]]:
+    parser = Parser(
+        prog="fedshift",
+        description="Federated learning over clients whose data look different.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"fedshift {__version__}")
+    sub = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = {
+        name: sub.add_parser(name, help=text, description=_sentence(text), allow_abbrev=False)
+        for name, text in COMMANDS.items()
+    }
+    _run(commands["run"])
+    _compare(commands["compare"])
+    commands["list"].add_argument("what", metavar="WHAT", help=" | ".join(LISTS))
+    commands["show"].add_argument("method", metavar="METHOD", help="fedprox, or my.py:Mine")
+    commands["show"].add_argument(
+        "--set", action="append", metavar="NAME=VALUE", help="a hyperparameter (may be repeated)"
+    )
+    _predict(commands["predict"])
+    for command in commands.values():
+        command.add_argument(
+            "--json", action="store_true", help="print one JSON object as the last line"
+        )
+    return parser, commands
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."
+
+
+def _run(parser: Parser) -> None:
+    parser.add_argument(
+        "method",
+        metavar="METHOD",
+        nargs="?",
+        help="fedprox, several joined as in fedbn+mixup, or one of your own: my.py:Mine",
+    )
+    parser.add_argument(
+        "--resume", metavar="FOLDER", help="continue the run saved there, as it was configured"
+    )
+    options.add(parser, seeds=False)
+
+
+def _compare(parser: Parser) -> None:
+    parser.add_argument("methods", metavar="METHOD", nargs="*", help="methods, as for run")
+    parser.add_argument("--resume", metavar="FOLDER", help="continue the comparison saved there")
+    options.add(parser, seeds=True)
+
+
+def _predict(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the folder of a finished run")
+    parser.add_argument(
+        "--data",
+        required=True,
+        metavar="NEW",
+        help="an .npz file with x (and y where known), a folder of images (in folders named like "
+        "the classes where known), or a federation's name",
+    )
+    who = parser.add_mutually_exclusive_group()
+    who.add_argument("--client", metavar="NAME", help="predict with this client's own model")
+    who.add_argument(
+        "--unseen",
+        action="store_true",
+        help="predict for a site that never took part, from its inputs alone",
+    )
+    parser.add_argument("--out", metavar="FILE.csv", help="where the table goes (default: stdout)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")

@@ -1,0 +1,78 @@
+"""From options to the objects of a run: data, model, folders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from fedshift import data
+from fedshift.cli.options import Options
+from fedshift.errors import BadData, BadRun
+from fedshift.federation import Federation
+from fedshift.models import ModelSpec
+from fedshift.protocol import Protocol
+
+
+def federation(options: Options) -> Federation:
+    """The data, and what can be said against the options in their light."""
+    found = data.load(options.value("data"))
+    for name in options.hold_out:
+        if name != "each":
+            found[name]
+    return found
+
+
+def protocol(options: Options, found: Federation) -> Protocol:
+    """How they train."""
+    made = options.full_protocol(found.recommended)
+    if made.select == "best-val" and not any(len(c.val) for c in found.clients):
+        raise BadData(
+            f"--select best-val needs validation data, but '{found.name}' has none: give the "
+            "clients some, or take --select last"
+        )
+    return made
+
+
+def model(options: Options, found: Federation) -> ModelSpec:
+    """What they train."""
+    name = options.value("model") or found.recommended.get("model", "mlp")
+    stages = tuple(s.strip() for s in options.value("stages").split(",") if s.strip())
+    return ModelSpec.of(name, stages, options.value("head"))
+
+
+def machine(options: Options) -> dict[str, Any]:
+    """The arguments of a run that say where and how it is computed."""
+    names = ("engine", "chunk", "device", "dtype", "checkpoint_every")
+    return {"workers": options.setup.get("workers"), **{n: options.value(n) for n in names}}
+
+
+def out(options: Options, default: str) -> Path:
+    """The folder that was asked for, which must be empty, or a new one under `runs`."""
+    asked = options.value("out")
+    if asked:
+        path = Path(asked)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise BadRun(
+                f"--out {path} holds something already: choose another folder, or continue "
+                f"what is in it with --resume {path}"
+            )
+        return path
+    return next(p for p in _candidates(Path("runs") / file_name(default)) if not p.exists())
+
+
+def _candidates(path: Path) -> Iterator[Path]:
+    yield path
+    for k in count(2):
+        yield path.with_name(f"{path.name}-{k}")
+
+
+def file_name(text: str) -> str:
+    """Text as a name for a folder.
+
+    >>> file_name("fedbn+mixup on a/b")
+    'fedbn+mixup-on-a-b'
+    """
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-.") or "run"

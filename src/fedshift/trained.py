@@ -1,0 +1,231 @@
+"""A finished run as something to predict with, rebuilt from its folder alone.
+
+The method's layers, the global tensors and what every client keeps come back; the data do not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshift import evaluate, files, keys, task
+from fedshift import plan as plans
+from fedshift.data.augment import Pipeline
+from fedshift.data.in_memory import channels_first
+from fedshift.engines.choice import device_of
+from fedshift.errors import BadData, BadRun, BadValue, FedshiftError, UnknownName
+from fedshift.federation import Facts, Samples
+from fedshift.plan import Plan
+from fedshift.protocol import Protocol
+from fedshift.resume import method_of, read_config, spec_of
+from fedshift.tree import Tree, under
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """The models that a run ended with.
+
+    Args:
+        plan: the method and the model built for it.
+        model: the global tensors.
+        kept: what each client keeps.
+        classes: names of the classes; a position is a label.
+        metric: what scores are called.
+        source: what the run was trained on.
+    """
+
+    plan: Plan
+    model: Tree
+    kept: Mapping[str, Tree]
+    classes: tuple[str, ...]
+    metric: str = "accuracy"
+    source: str = ""
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients that trained."""
+        return self.plan.facts.clients
+
+    @property
+    def personal(self) -> tuple[str, ...]:
+        """The clients that have a model of their own."""
+        return tuple(c for c in self.clients if _own(self.kept.get(c, {})))
+
+    def predict(self, x: Any, client: str | None = None, unseen: bool = False) -> Tensor:
+        """The probability of every class for each input, float [N, classes].
+
+        Args:
+            x: raw inputs like those of the training data: images [N, H, W], [N, C, H, W] or
+                [N, H, W, C], or vectors [N, D]; uint8 from 0 to 255, or floats as they were.
+            client: predict with this client's own model (the global one where it has none).
+            unseen: predict for a site that never took part: where clients keep norm layers, it gets
+                the mean of theirs with statistics of `x`, so `x` should be many and typical.
+        """
+        inputs = self._inputs(x)
+        tensors, view = self._tensors(inputs, client, unseen)
+        found = evaluate.logits(self.plan, tensors, inputs, view)
+        return torch.softmax(found.float(), dim=1).cpu()
+
+    def score(self, samples: Any, client: str | None = None, unseen: bool = False) -> float:
+        """The mean score, from 0 to 1, on `Samples` or a pair (x, y)."""
+        x, y = (samples.x, samples.y) if isinstance(samples, Samples) else samples
+        return self.grade(self.predict(x, client, unseen), torch.as_tensor(y))
+
+    def grade(self, probabilities: Tensor, y: Tensor) -> float:
+        """The mean score of probabilities against labels."""
+        if len(y) != len(probabilities):
+            raise BadData(f"there are {len(probabilities)} inputs but {len(y)} labels")
+        if y.is_floating_point() or y.is_complex():
+            raise BadData(f"labels have type {y.dtype}: give whole numbers from 0")
+        low, high = (int(y.min()), int(y.max())) if len(y) else (0, 0)
+        if low < 0 or high >= len(self.classes):
+            raise BadData(
+                f"labels run from {low} to {high}, but the model knows "
+                f"{len(self.classes)} classes (0 to {len(self.classes) - 1})"
+            )
+        return float(task.scores(self.plan.facts.task, probabilities, y.long()).mean())
+
+    def _inputs(self, x: Any) -> Tensor:
+        tensor = torch.as_tensor(x)
+        shape = self.plan.facts.shape
+        if tensor.dtype == torch.bool or not (
+            tensor.dtype == torch.uint8 or tensor.is_floating_point()
+        ):
+            raise BadData(f"inputs have type {tensor.dtype}: give uint8 (0 to 255) or floats")
+        if tensor.ndim > 1 and tuple(tensor.shape[1:]) != shape:
+            tensor = channels_first(tensor, "the new data")
+        if tensor.ndim < 2 or tuple(tensor.shape[1:]) != shape:
+            raise BadData(
+                f"inputs have shape {list(tensor.shape[1:])} each, but the model was trained on "
+                f"{list(shape)}: resize or convert them"
+            )
+        if len(tensor) == 0:
+            raise BadData("there are no inputs: give at least one")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise BadData("the inputs hold NaN or infinite values: clean or drop them")
+        return tensor
+
+    def _tensors(self, x: Tensor, client: str | None, unseen: bool) -> tuple[Tree, str]:
+        """The tensors to predict with, and the view that they are of."""
+        if client is not None and unseen:
+            raise BadValue("a client and unseen were both given: choose one")
+        if unseen:
+            return self._for_unseen(x), "global"
+        if client is not None:
+            if client not in self.clients:
+                raise UnknownName("client", client, self.clients)
+            own = self.kept.get(client, {})
+            if _own(own):
+                return evaluate.personal_tensors(self.model, own), "personal"
+        elif self.plan.method.view == "personal" and self.personal:
+            raise BadValue(
+                f"'{self.plan.method.name}' gives every client a model of its own: name one with "
+                f"--client ({', '.join(self.personal)}), or take --unseen for a site that never "
+                "took part"
+            )
+        return dict(self.model), "global"
+
+    def _for_unseen(self, x: Tensor) -> Tree:
+        norms = evaluate.norm_names(self.plan)
+        others = [n for n in self.plan.names("kept") if n not in norms]
+        if others:
+            raise BadValue(
+                f"'{self.plan.method.name}' leaves no model for a site that never took part: "
+                f"clients keep '{others[0]}' to themselves; name a client with --client"
+            )
+        kept = [self.kept[c] for c in self.clients if c in self.kept]
+        return evaluate.for_unseen(self.plan, self.model, kept, x)
+
+
+def _own(kept: Tree) -> bool:
+    """Whether what a client keeps holds tensors of the model."""
+    return bool(under("model", kept) or under("tuned", kept))
+
+
+def load(folder: str | os.PathLike[str], device: str = "auto") -> Trained:
+    """The models of a finished run.
+
+    Args:
+        folder: the run's folder.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+
+    >>> import tempfile, fedshift as fs
+    >>> out = tempfile.mkdtemp()
+    >>> data, protocol = fs.data.load("shifted-digits"), fs.Protocol(rounds=1, steps=1, batch=8)
+    >>> _ = fs.Run(data, "fedavg", protocol, model="mlp", out=out).play()
+    >>> fs.load(out).predict(data.clients[0].test.x[:3]).shape
+    torch.Size([3, 10])
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise BadRun(
+            f"'{folder}' holds no model.safetensors, so its run has not ended: "
+            f"end it with fedshift run --resume {folder}"
+        )
+    where = device_of(device)
+    plan = _plan(config, folder, where)
+    model, _ = files.load_tensors(path)
+    _check(model, plan, path)
+    kept = {
+        p.stem: _moved(files.load_tensors(p)[0], where)
+        for p in sorted((folder / "personal").glob("*.safetensors"))
+    }
+    return Trained(
+        plan,
+        _moved(model, where),
+        kept,
+        tuple(config["facts"]["classes"]),
+        config.get("metric", "accuracy"),
+        config["source"].get("data", ""),
+    )
+
+
+def _plan(config: Mapping[str, Any], folder: Path, device: torch.device) -> Plan:
+    """The plan of a run, from its configuration alone."""
+    try:
+        given = config["facts"]
+        shape = tuple(given["shape"])
+        facts = Facts(given["task"], len(given["classes"]), shape, tuple(given["clients"]))
+        network = spec_of(config, folder).build(
+            shape, facts.classes, keys.fold(config["seed"], "model")
+        )
+        return plans.make(
+            facts,
+            Pipeline.from_config(config.get("pipeline", {})),
+            method_of(config, folder),
+            Protocol(**config["protocol"]),
+            network,
+            device,
+            config["dtype"],
+            config["seed"],
+        )
+    except (KeyError, TypeError) as error:
+        if isinstance(error, FedshiftError):
+            raise
+        raise BadRun(
+            f"{folder / 'config.toml'} cannot be used ({error}): restore it as it was written"
+        ) from None
+
+
+def _check(model: Tree, plan: Plan, path: Path) -> None:
+    """Refuse tensors that are not those of the model."""
+    wanted = {n: tuple(t.shape) for n, t in plan.tensors.items()}
+    found = {n: tuple(t.shape) for n, t in model.items()}
+    if wanted != found:
+        wrong = sorted(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n))
+        raise BadRun(
+            f"{path} does not fit the model of its config.toml (first difference: '{wrong[0]}'): "
+            "the model's or method's code has changed, or the file is of another run"
+        )
+
+
+def _moved(tensors: Tree, device: torch.device) -> Tree:
+    return {n: t.to(device) for n, t in tensors.items()}
