@@ -66,12 +66,18 @@ def measure(
 ) -> tuple[float, list[float]]:
     """Best seconds of a round after the warm ones, and each round's mean loss."""
     protocol = fs.Protocol(rounds=rounds + warm, batch=work.batch, lr=work.lr)
-    run = fs.Run(fed, "fedavg", protocol, model=work.model, **options)
+    run = fs.Run(fed, "fedavg", protocol, model=work.model, say=_to_stderr, **options)
+    if run.engine_name != options["engine"]:
+        raise SystemExit(f"{work.name}: asked for {options['engine']}, got {run.engine_name}")
     ends: list[float] = [time.perf_counter()]
     run.play(lambda run, line: ends.append(_now(run)))
     seconds = [b - a for a, b in zip(ends, ends[1:])][warm:]
     losses = [line["loss"]["task"] for line in run.lines if line["client"] is None]
     return min(seconds), losses
+
+
+def _to_stderr(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
 
 
 def _now(run: fs.Run) -> float:

@@ -106,7 +106,8 @@ def log_gamma(key: Tensor, alpha: float | Tensor, shape: tuple[int, ...] = ()) -
     Marsaglia and Tsang's method at alpha + 1 with a fixed number of candidates (the first accepted
     one is chosen by `where`, so it runs under vmap), then the boost G(a) = G(a + 1) U^(1/a).
     """
-    alpha = torch.as_tensor(alpha, dtype=torch.float64, device=key.device)
+    if not isinstance(alpha, Tensor):  # filled, not copied: a CUDA graph cannot copy from the host
+        alpha = torch.full((), alpha, dtype=torch.float64, device=key.device)
     d = alpha + 2.0 / 3.0
     log_v = torch.zeros(key.shape + shape, dtype=torch.float64, device=key.device)
     found = torch.zeros_like(log_v, dtype=torch.bool)

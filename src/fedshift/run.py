@@ -11,7 +11,8 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -152,10 +153,11 @@ class Run:
             self._open_folder()
         began = time.monotonic() - self.progress.seconds
         try:
-            self._engine = self._start_engine()
-            while self.progress.stage < len(self.stages):
-                line = self._round(began)
-                on_round(self, line)
+            with full_precision():
+                self._engine = self._start_engine()
+                while self.progress.stage < len(self.stages):
+                    line = self._round(began)
+                    on_round(self, line)
             self._finish()
         except KeyboardInterrupt:
             raise Interrupted(self._save_interrupted()) from None
@@ -504,6 +506,18 @@ class Run:
                     f"client '{client.name}' has training samples of one class alone: "
                     "its own model will know no other"
                 )
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Keep GPUs from computing float32 in TF32, which torch allows for convolutions by default."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32 = matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
 def recommended_protocol(federation: Federation) -> Protocol:

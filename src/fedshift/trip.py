@@ -101,6 +101,9 @@ class Trip:
         self._shared = plan.shared
         self._optimizers = {p.name: plan.optimizer(p) for p in plan.phases}
         self._replaced = plan.method.has("gradient")
+        # whether a step needs its number, epoch and key at all
+        hooks = ("batch", "loss", "gradient", "correct")
+        self._looks = plan.random or bool(plan.unkeyed) or any(map(plan.method.has, hooks))
         self._parameters = dict(plan.model.named_parameters())
         self._modes_set: str | None = None
 
@@ -217,8 +220,9 @@ class Trip:
         """The device's part of a step: nothing here depends on host numbers that change."""
         active = work.t < work.dyn["steps"] if masked and self.mapped else None
         x, y = self._fetch(work)
-        dyn = {**work.dyn, **self._moment(work)}
-        dims = {**work.dims["dyn"], **self._moment_dims()}
+        dyn, dims = work.dyn, work.dims["dyn"]
+        if self._looks:
+            dyn, dims = {**dyn, **self._moment(work)}, {**dims, **self._moment_dims()}
         if self.plan.method.has("batch"):
             x, y = self._over(self._batch)((dims, 0, 0), dyn, x, y)
         pending: list[tuple[Phase, Tree]] = []
@@ -234,9 +238,12 @@ class Trip:
         """The step's batch, normalised and augmented: [B, ...], or [K, B, ...] when mapped."""
         index = work.table.index_select(-2, work.t.view(1)).squeeze(-2)
         x, y = self.pool.take(index + work.first[..., None])
-        here = keys.fold_in(keys.fold_in(work.dyn["key"], work.t), "augment")
-        sample = torch.arange(index.shape[-1], device=index.device)
-        x = self.plan.pipeline(x, keys.fold_in(here[..., None], sample).reshape(-1), self.plan.dtype)
+        each: Tensor | None = None
+        if self.plan.pipeline.augment:
+            here = keys.fold_in(keys.fold_in(work.dyn["key"], work.t), "augment")
+            sample = torch.arange(index.shape[-1], device=index.device)
+            each = keys.fold_in(here[..., None], sample).reshape(-1)
+        x = self.plan.pipeline(x, each, self.plan.dtype)
         return x.reshape(*index.shape, *x.shape[1:]), y.reshape(*index.shape, *y.shape[1:])
 
     def _gradient(
@@ -338,11 +345,12 @@ class Trip:
     ) -> Tree:
         """The loss terms of a phase for one client's batch."""
         plan = self.plan
-        ctx = self._ctx(dyn, phase.name)
         net = Net(plan.model, tensors)
+        terms: Tree = {}
         with self._drawing(dyn, phase), self._precision():
             out = net.output(x, plan.taps)
-            terms = dict(plan.method.loss(out, y, ctx, net)) if plan.method.has("loss") else {}
+            if plan.method.has("loss"):
+                terms |= plan.method.loss(out, y, self._ctx(dyn, phase.name), net)
             if self._wanted(phase, "task") and "task" not in terms:
                 terms["task"] = task.loss(plan.facts.task, out.logits, y)
         return {n: t for n, t in terms.items() if self._wanted(phase, n)}

@@ -157,6 +157,7 @@ class Replayed(Trip):
         with torch.cuda.stream(side):
             for _ in range(_WARM_UPS):
                 body()
+                work.t.sub_(1)  # a step past the last one would look past the order of samples
         torch.cuda.current_stream(self.plan.device).wait_stream(side)
         for tensor, old in zip(_moving(work), before, strict=True):
             tensor.detach().copy_(old)
