@@ -16,7 +16,7 @@ from fedshift._version import __version__
 
 if TYPE_CHECKING:
     from fedshift import data, keys, methods, models
-    from fedshift.compare import Comparison, compare
+    from fedshift.comparison import Comparison, compare
     from fedshift.compose import Composed
     from fedshift.errors import FedshiftError
     from fedshift.federation import Client, Facts, Federation, Samples
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Client": "federation",
-    "Comparison": "compare",
+    "Comparison": "comparison",
     "Composed": "compose",
     "Ctx": "method",
     "Facts": "federation",
@@ -49,7 +49,7 @@ _HOME = {
     "Trained": "trained",
     "Uploads": "method",
     "adapt": "models",
-    "compare": "compare",
+    "compare": "comparison",
     "hp": "hparam",
     "load": "trained",
 }

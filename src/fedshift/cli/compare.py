@@ -10,7 +10,7 @@ from fedshift.cli import messages, result, setup, train
 from fedshift.cli import options as reading
 from fedshift.cli.options import SEEDS, Options
 from fedshift.cli.parser import UsageError
-from fedshift.compare import Comparison, Contest, read
+from fedshift.comparison import Comparison, Contest, read
 from fedshift.compose import Composed
 from fedshift.run import Interrupted, Run
 
@@ -55,9 +55,7 @@ def _show(contest: Contest, whole: Comparison, found: list[dict[str, Any]], json
 def _contest(names: list[str], options: Options) -> Contest:
     """What the options ask to compare."""
     if "each" in options.hold_out:
-        raise UsageError(
-            "--hold-out each works with fedshift run: give compare the names of clients"
-        )
+        raise UsageError("--hold-out each works with fedshift run: name clients here")
     made = _methods(names, options.settings)
     data = setup.federation(options)
     first = options.value("seed")

@@ -43,8 +43,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if first is not None and first not in commands:
         raise UnknownName("command", first, commands)
     args, rest = parser.parse_known_args(argv)
-    if rest:
-        _complain(rest[0], commands[args.command], commands)
+    wrong = [word for word in rest if word.startswith("-")] or rest
+    if args.command == "compare" and wrong and not wrong[0].startswith("-"):
+        args.methods += rest  # methods may stand before and after options
+    elif wrong:
+        _complain(wrong[0], commands[args.command], commands)
     if args.command == "list" and args.what not in LISTS:
         raise UnknownName("list", args.what, LISTS)
     return args

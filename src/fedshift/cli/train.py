@@ -87,9 +87,7 @@ def _make(method: str, options: Options) -> Run:
 def _leave_one_out(args: argparse.Namespace, options: Options) -> None:
     """One run per client, which is unseen in it."""
     if len(options.hold_out) > 1:
-        raise UsageError(
-            "--hold-out each leaves out one client after another: name no other beside it"
-        )
+        raise UsageError("--hold-out each leaves every client out in turn: name no other")
     made = methods.make(args.method, options.settings)
     data = setup.federation(options)
     protocol, model = setup.protocol(options, data), setup.model(options, data)
