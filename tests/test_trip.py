@@ -104,7 +104,8 @@ class Collector(Method):
         return (Stage("collect", 1, "collect", everyone=True), Stage("train", protocol.rounds))
 
     def init_server(self, params, facts):
-        return State({"counts": torch.zeros(facts.classes, dtype=torch.float64)}, {"seen": 0})
+        like = next(iter(params.values()))
+        return State({"counts": like.new_zeros(facts.classes)}, {"seen": 0})
 
     def report(self, ctx, net, data):
         def count(acc, x, y, mask):
@@ -115,8 +116,8 @@ class Collector(Method):
                 "feature": acc["feature"] + torch.where(mask, feature, 0.0).sum(),
             }
 
-        zero = torch.zeros((), dtype=torch.float64)
-        start = {"counts": torch.zeros(ctx.facts.classes, dtype=torch.float64), "feature": zero}
+        zero = ctx.lr.new_zeros(())
+        start = {"counts": ctx.lr.new_zeros(ctx.facts.classes), "feature": zero}
         found = data.fold(count, start, batch=4)
         return Report(
             sum={"counts": found["counts"]},
@@ -205,7 +206,7 @@ class ByLoss(Method):
             each = F.cross_entropy(net(x), y, reduction="none")
             return {"loss": acc["loss"] + torch.where(mask, each, 0.0).sum()}
 
-        total = data.fold(add, {"loss": torch.zeros((), dtype=torch.float64)})["loss"]
+        total = data.fold(add, {"loss": ctx.lr.new_zeros(())})["loss"]
         return Report(individual={"loss": total / ctx.samples})
 
     def weights(self, uploads, server):

@@ -18,7 +18,7 @@ from fedshift.engines.loop import merge
 from fedshift.federation import Federation
 from fedshift.method import Phase
 from fedshift.plan import Plan
-from fedshift.tree import nbytes
+from fedshift.tree import Tree, nbytes
 from fedshift.trip import Job, Result, Trip, _Work
 
 _WARM_UPS = 3  # passes before a capture, so that libraries have allocated and chosen what they use
@@ -146,6 +146,14 @@ class Replayed(Trip):
         if kind not in static.graphs:
             static.graphs[kind] = self._capture(work, due, masked)
         static.graphs[kind].replay()
+
+    def _out(self, tensor: Tensor) -> Tensor:
+        """A copy: the next round writes where this one did."""
+        return super()._out(tensor).clone()
+
+    def _rows(self, tree: Tree, count: int) -> list[Tree]:
+        """Copies, for the same reason."""
+        return super()._rows({n: t.clone() for n, t in tree.items()}, count)
 
     def _capture(self, work: _Work, due: tuple[Phase, ...], masked: bool) -> torch.cuda.CUDAGraph:
         """Run the step a few times on a side stream, put everything back, then record it."""
