@@ -1,5 +1,6 @@
 """`fedshift run`: options, what it prints and writes, resuming, holding out."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -163,6 +164,10 @@ def test_every_client_is_left_out_in_turn(capsys, tmp_path):
     assert [set(r["unseen"]) for r in found["runs"]] == [{"a"}, {"b"}, {"c"}]
     assert [row["held_out"] for row in found["table"]] == ["a", "b", "c", None]
     assert {p.name for p in (tmp_path / "r").iterdir()} == {"a", "b", "c", "table.csv"}
+    shutil.rmtree(tmp_path / "r" / "c")
+    again = call(capsys, "run", "--resume", tmp_path / "r", "--json").json
+    hashes = [[r["weights_sha256"] for r in one["runs"]] for one in (found, again)]
+    assert hashes[0] == hashes[1]
     text = call(capsys, *argv, "--out", tmp_path / "s")
     assert "held out" in text.out and "mean of the others" in text.out
 

@@ -10,6 +10,7 @@ from fedshift.cli import messages, result, setup, train
 from fedshift.cli import options as reading
 from fedshift.cli.options import SEEDS, Options
 from fedshift.cli.parser import UsageError
+from fedshift.cli.playing import play
 from fedshift.comparison import Comparison, Contest, read
 from fedshift.compose import Composed
 from fedshift.run import Interrupted, Run
@@ -26,12 +27,12 @@ def command(args: argparse.Namespace) -> None:
         contest = _contest(args.methods, reading.read(args))
     found: list[dict[str, Any]] = []
 
-    def play(run: Run) -> None:
-        train.play(run, f"{run.method.name} seed {run.seed}")
+    def play_one(run: Run) -> None:
+        play(run, f"{run.method.name} seed {run.seed}")
         found.append(result.of_run(run))
 
     try:
-        whole = contest.play(play, messages.note, messages.warning)
+        whole = contest.play(play_one, messages.note, messages.warning)
     except Interrupted:
         raise Interrupted(
             f"interrupted; continue with: fedshift compare --resume {contest.out}"

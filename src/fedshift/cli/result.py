@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedshift import files
 from fedshift.cli import messages
 from fedshift.report import Report
 from fedshift.report.read import RunRecord
@@ -78,17 +77,22 @@ def _row(objects: Sequence[Object]) -> Object:
         row |= _mean_std(name, [o[name] for o in objects])
     for key, names in (("per_client", clients), ("unseen", unseen)):
         if names:
-            row[key] = {c: _spread([o.get(key, {}).get(c) for o in objects]) for c in names}
+            row[key] = {c: spread([o.get(key, {}).get(c) for o in objects]) for c in names}
     return row
 
 
 def _mean_std(name: str, values: Sequence[float | None]) -> Object:
-    both = _spread(values)
+    both = spread(values)
     std = "std" if name == "mean" else f"{name}_std"
     return {name: both["mean"], std: both["std"]}
 
 
-def _spread(values: Sequence[float | None]) -> Object:
+def spread(values: Sequence[float | None]) -> Object:
+    """Mean and standard deviation of what is known.
+
+    >>> spread([0.5, None])
+    {'mean': 0.5, 'std': None}
+    """
     known = [v for v in values if v is not None and math.isfinite(v)]
     if not known:
         return {"mean": None, "std": None}
@@ -104,66 +108,3 @@ def write(records: Sequence[RunRecord], folder: Path, rule: str) -> None:
         report.save(folder / "table.csv", rule)
     else:
         messages.warning(f"no test data were scored, so {folder} gets no report")
-
-
-def held_out_table(objects: Sequence[Object]) -> str:
-    """Leave-one-out as text: what a client scores that did not train, and those that did."""
-    lines = [("held out", "unseen", "mean of the others")]
-    for o in objects:
-        ((name, score),) = o["unseen"].items()
-        lines.append((name, _percent(score), _percent(o["mean"])))
-    whole = _held_out_means(objects)
-    for name in ("mean", "std"):
-        if whole["unseen"][name] is not None:
-            row = (name, _percent(whole["unseen"][name]), _percent(whole["seen"][name]))
-            lines.append(row)
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    text = ["  ".join(_cells(line, widths)).rstrip() for line in lines]
-    text.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
-    o = objects[0]
-    head = (
-        f"{o['method']} on {o['data']}, {o['metric']} in %, every client left out in turn; "
-        f"selection {o['select']}; seed {o['seed']}"
-    )
-    return "\n".join([head, "", *text])
-
-
-def _cells(line: tuple[str, ...], widths: Sequence[int]) -> list[str]:
-    return [c.ljust(w) if k == 0 else c.rjust(w) for k, (c, w) in enumerate(zip(line, widths))]
-
-
-def held_out_rows(objects: Sequence[Object]) -> list[Object]:
-    """Leave-one-out as objects: a row a client, then their mean and deviation."""
-    rows = []
-    for o in objects:
-        ((name, score),) = o["unseen"].items()
-        rows.append({"held_out": name, "unseen": score, "mean": o["mean"], "worst": o["worst"]})
-    return [*rows, {"held_out": None, **_held_out_means(objects)}]
-
-
-def _held_out_means(objects: Sequence[Object]) -> Object:
-    return {
-        "unseen": _spread([next(iter(o["unseen"].values())) for o in objects]),
-        "seen": _spread([o["mean"] for o in objects]),
-    }
-
-
-def write_held_out(objects: Sequence[Object], folder: Path) -> None:
-    """Write the leave-one-out table, as CSV in fractions."""
-    lines = ["held_out,unseen,mean_of_the_others"]
-    for o in objects:
-        ((name, score),) = o["unseen"].items()
-        lines.append(f"{_quoted(name)},{_number(score)},{_number(o['mean'])}")
-    files.write_text(folder / "table.csv", "\n".join(lines) + "\n")
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\n') else text
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else repr(value)
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f}"

@@ -1,16 +1,16 @@
-"""`fedshift run`: train one method, continue a run, or leave every client out in turn."""
+"""`fedshift run`: train one method, or continue a run (leaving out each client is in `each`)."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from fedshift import methods
-from fedshift.cli import messages, progress, result, setup
+from fedshift.cli import each, messages, result, setup
 from fedshift.cli import options as reading
 from fedshift.cli.options import Options
 from fedshift.cli.parser import UsageError
+from fedshift.cli.playing import play
 from fedshift.run import Run
 
 
@@ -18,8 +18,7 @@ def command(args: argparse.Namespace) -> None:
     """Run what was asked for, and print what came of it."""
     if args.resume is not None:
         alone(args, "method")
-        run = Run.resume(args.resume, say=messages.note, warn=messages.warning)
-        show(play(run), args.json)
+        _resume(Path(args.resume), args.json)
         return
     if args.method is None:
         raise UsageError(
@@ -27,9 +26,17 @@ def command(args: argparse.Namespace) -> None:
         )
     options = reading.read(args)
     if "each" in options.hold_out:
-        _leave_one_out(args, options)
+        each.start(args, options)
     else:
         show(play(_make(args.method, options)), args.json)
+
+
+def _resume(folder: Path, json: bool) -> None:
+    first = each.begun(folder)
+    if first is not None:
+        each.resume(folder, first, json)
+    else:
+        show(play(Run.resume(folder, say=messages.note, warn=messages.warning)), json)
 
 
 def alone(args: argparse.Namespace, positional: str) -> None:
@@ -43,15 +50,6 @@ def alone(args: argparse.Namespace, positional: str) -> None:
             f"{word} cannot stand beside --resume, which continues with the saved configuration: "
             "leave it out, or start anew in another folder"
         )
-
-
-def play(run: Run, title: str = "") -> Run:
-    """Play a run to its end, with a progress bar, and write its page."""
-    with progress.bar(run, title) as on_round:
-        run.play(on_round)
-    if run.out is not None:
-        result.write(run.report().runs, run.out, run.protocol.select)
-    return run
 
 
 def show(run: Run, json: bool) -> None:
@@ -82,35 +80,3 @@ def _make(method: str, options: Options) -> Run:
         warn=messages.warning,
         **setup.machine(options),
     )
-
-
-def _leave_one_out(args: argparse.Namespace, options: Options) -> None:
-    """One run per client, which is unseen in it."""
-    if len(options.hold_out) > 1:
-        raise UsageError("--hold-out each leaves every client out in turn: name no other")
-    made = methods.make(args.method, options.settings)
-    data = setup.federation(options)
-    protocol, model = setup.protocol(options, data), setup.model(options, data)
-    seed = options.value("seed")
-    out = setup.out(options, f"{made.name}-{data.name}-each-seed{seed}")
-    found: list[dict[str, Any]] = []
-    for name in data.names:
-        run = Run(
-            data,
-            made,
-            protocol,
-            model,
-            seed=seed,
-            out=Path(out) / name,
-            hold_out=[name],
-            say=messages.note,
-            warn=messages.warning,
-            **setup.machine(options),
-        )
-        found.append(result.of_run(play(run, f"{made.name} without {name}")))
-    result.write_held_out(found, out)
-    if args.json:
-        messages.print_json({"runs": found, "table": result.held_out_rows(found), "out": str(out)})
-    else:
-        print(result.held_out_table(found))
-        print(f"\nruns: {out}")
