@@ -128,7 +128,7 @@ class Collector(Method):
     def broadcast(self, server, client, round):
         return State({"counts": server.tensors["counts"]}, {"offset": float(ord(client))})
 
-    def after(self, new, uploads, server, key):
+    def after(self, new, uploads, server, net, key):
         counts = uploads.combined["counts"]
         assert uploads.extras["feature"].shape == (len(uploads.clients),)
         return new, State({"counts": counts}, {"seen": server.numbers["seen"] + 1})

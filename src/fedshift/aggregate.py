@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedshift.errors import BadRun
 from fedshift.method import State, Uploads
+from fedshift.net import Net
 from fedshift.plan import Plan
 from fedshift.tree import Tree, nbytes, pick
 from fedshift.trip import Result
@@ -106,7 +107,7 @@ def absorb(
     methods = server.methods
     if result.model:
         new, methods = method.server_step(server.model, new, methods)
-    new, methods = method.after(new, uploads, methods, key)
+    new, methods = method.after(new, uploads, methods, Net(plan.model, new), key)
     return Server(new, methods)
 
 

@@ -116,6 +116,20 @@ class Composed:
         wanted = {t for p in self.parts for t in p.taps}
         return tuple(s for s in stages if s in wanted or "*" in wanted)
 
+    @property
+    def scores_trained(self) -> bool:
+        """Whether personal scores are of models as they left training."""
+        return any(p.scores_trained for p in self.parts)
+
+    def content(self, name: str) -> str:
+        """What an upload or payload "part/name" is: parameters, statistics, averaged data, …"""
+        owner, _, rest = name.partition("/")
+        for part in self.parts:
+            for start, kind in part.content.items() if part.name == owner else ():
+                if rest.startswith(start):
+                    return kind
+        return "parameters"
+
     def has(self, hook: str) -> bool:
         """Whether any part has its own version of a hook."""
         return any(overrides(p, hook) for p in self.parts)
@@ -216,13 +230,14 @@ class Composed:
         return new, server
 
     def after(
-        self, new: Tree, uploads: Uploads, server: dict[str, State], key: int
+        self, new: Tree, uploads: Uploads, server: dict[str, State], net: Net, key: int
     ) -> tuple[Tree, dict[str, State]]:
         """Every part in order."""
         for part in self.parts:
             if overrides(part, "after"):
                 own = self._own(part, uploads)
-                new, state = part.after(new, own, server[part.name], keys.fold(key, part.name))
+                here = keys.fold(key, part.name)
+                new, state = part.after(new, own, server[part.name], net.at(new), here)
                 server = {**server, part.name: state}
         return new, server
 

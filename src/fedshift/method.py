@@ -112,15 +112,21 @@ class Phase:
 class Stage:
     """A run of rounds of one kind.
 
-    `program`: "train" (local steps, aggregated), "collect" (no training, only `report`), or "tune"
-    (local steps whose result each client keeps as its own model and the server never sees).
-    `everyone`: all clients take part, whatever the protocol samples.
+    Args:
+        name: "train" for the rounds that the protocol counts; others run before or behind it.
+        rounds: how many.
+        program: "train" (local steps, aggregated), "visit" (local steps whose result is only
+            looked at by `report`), "collect" (no steps, only `report`), or "tune" (local steps
+            whose result each client keeps as its own model and the server never sees).
+        everyone: all clients take part, whatever the protocol samples.
+        epochs: local epochs per round, where they differ from the protocol's.
     """
 
     name: str
     rounds: int
     program: str = "train"
     everyone: bool = False
+    epochs: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +235,10 @@ class Method:
     Class attributes: `name` (as on the command line), `paper` (where it is from), `view` (which
     model its scores are of: "global" or "personal"), `example_model` (one that shows it at its
     best in a small test), `stackable` (False: runs in the loop engine only), `pooled` (trains on
-    everybody's data at one place), `taps` (stages whose outputs its loss looks at; "*" for all).
+    everybody's data at one place), `taps` (stages whose outputs its loss looks at; "*" for all),
+    `scores_trained` (a client's personal score is that of its model as it left training),
+    `content` (what its payloads and uploads are, by the beginning of their names: "statistics",
+    "averaged data", …; what is not named counts as parameters).
     """
 
     name: ClassVar[str] = "fedavg"
@@ -239,6 +248,8 @@ class Method:
     stackable: ClassVar[bool] = True
     pooled: ClassVar[bool] = False
     taps: ClassVar[tuple[str, ...]] = ()
+    scores_trained: ClassVar[bool] = False
+    content: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         check_fields(self, self.name)
@@ -296,8 +307,13 @@ class Method:
         """From the combined tensors to the next global ones: momentum, a server optimizer."""
         return new, server
 
-    def after(self, new: Tree, uploads: Uploads, server: State, key: int) -> tuple[Tree, State]:
-        """What the server learns or trains once the global tensors stand."""
+    def after(
+        self, new: Tree, uploads: Uploads, server: State, net: Net, key: int
+    ) -> tuple[Tree, State]:
+        """What the server learns or trains once the global tensors stand.
+
+        `net` is the model with the new tensors, in eval mode; `net.at(…)` takes others.
+        """
         return new, server
 
     # -- client --------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ class Run:
         if stage.program != "tune":
             key = keys.fold(self.seed, "server", stage.name, now.round)
             server = aggregate.absorb(self.plan, server, good, self._samples, now.round, key)
-        trained = stage.program != "collect"
+        trained = stage.program in ("train", "tune")
         done = now.done + trained
         last = now.round + 1 == stage.rounds
         scored = trained and (last or done % self.protocol.eval_every == 0)
@@ -222,7 +222,7 @@ class Run:
                     kept=dict(now.kept[name]),
                     place=self._place[name],
                     samples=n,
-                    steps=self.protocol.local_work(n),
+                    steps=local_work(self.protocol, stage, n),
                 )
             )
         return jobs
@@ -518,6 +518,11 @@ def full_precision() -> Iterator[None]:
         yield
     finally:
         cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+def local_work(protocol: Protocol, stage: Stage, n: int) -> int:
+    """Local steps of a round of a stage for a client of n training samples."""
+    return stage.epochs * protocol.epoch_length(n) if stage.epochs else protocol.local_work(n)
 
 
 def recommended_protocol(federation: Federation) -> Protocol:

@@ -188,9 +188,9 @@ class Trip:
             extras = {n: t.detach() for n, t in up["up"].items()}
             keep = {n: t.detach() for n, t in up["keep"].items()}
         program = jobs[0].stage.program
-        if program == "tune":
+        if program == "tune" or (program == "train" and plan.method.scores_trained):
             keep |= with_prefix("tuned", tensors)
-        else:
+        if program in ("train", "collect"):
             keep |= with_prefix("model", pick(tensors, plan.own))
             if not plan.protocol.reset_optimizer:
                 for name, state in work.state.items():
@@ -469,7 +469,7 @@ class Trip:
         """The tensors that the trip trains: the model's own, or a fresh stack of them."""
         tensors: Tree = {}
         own = self.plan.tensors
-        tuning = jobs[0].stage.program == "tune"
+        tuning = jobs[0].stage.program == "tune" and jobs[0].round > 0
         for name in own:
             parts = [j.kept.get(f"model/{name}", j.model[name]) for j in jobs]
             if tuning:

@@ -76,7 +76,9 @@ class Scaffold(Method):
         moved = {n: old[n] + self.lr * (new[n] - old[n]) for n in server.tensors}
         return {**new, **moved}, server
 
-    def after(self, new: Tree, uploads: Uploads, server: State, key: int) -> tuple[Tree, State]:
+    def after(
+        self, new: Tree, uploads: Uploads, server: State, net: Net, key: int
+    ) -> tuple[Tree, State]:
         """c moves by the mean change, scaled by the share of clients that took part."""
         share = len(uploads.clients) / uploads.total
         change = uploads.combined
