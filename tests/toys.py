@@ -56,20 +56,6 @@ class ToyNet(Staged):
         self.head = nn.Linear(8, CLASSES)
 
 
-class Scalar(Staged):
-    """One number w as a model: logits (w * x, 0), for problems that are solved by hand."""
-
-    stages = ("body",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(1, 1, bias=False)
-        self.head = nn.Identity()
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.body(x)
-
-
 def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     """The largest absolute difference over tensors of the same names."""
     assert set(a) == set(b), set(a) ^ set(b)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from fedshift import keys
-from fedshift.errors import CannotCombine
+from fedshift.errors import BadValue, CannotCombine
 from fedshift.federation import Facts
 from fedshift.method import (
     SHARES,
@@ -43,6 +43,7 @@ _ONLY_ONE = {
     "server_step": "replace the server's step",
     "predict": "replace the prediction",
 }
+_TAKEN = ("model", "optimizer", "tuned")  # what else has a place in what a client keeps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Composed:
         for m in methods:
             parts += m.parts if isinstance(m, Composed) else (m,)
         # FedAvg changes nothing: beside others it would only lengthen the name
-        rest = [p for p in parts if type(p) is not Method and p.name != "fedavg"]
+        rest = [p for p in parts if p.name != Method.name or _changes(p)]
         composed = cls(tuple(rest or parts[:1]))
         composed._check()
         return composed
@@ -71,7 +72,12 @@ class Composed:
 
     def _check(self) -> None:
         names = [p.name for p in self.parts]
-        for name in names:
+        for part, name in zip(self.parts, names):
+            if (name == Method.name and _changes(part)) or name in _TAKEN or set(name) & set("/+"):
+                raise BadValue(
+                    f"method class '{type(part).__name__}' is named '{name}', which cannot be: give "
+                    "it a `name: ClassVar[str]` of its own, in letters, digits and dashes"
+                )
             if names.count(name) > 1:
                 raise CannotCombine(f"'{name}' stands twice in '{self.name}': name it once")
         for hook, deed in _ONLY_ONE.items():
@@ -80,13 +86,14 @@ class Composed:
                 raise CannotCombine(
                     f"'{claim[0]}' and '{claim[1]}' both {deed}: use one of them at a time"
                 )
-        for part in self.parts:
+        for part in self.parts if self.pooled else ():
+            alone = next(p.name for p in self.parts if p.pooled)
             server = [h for h in ("server_step", "after", "broadcast") if overrides(part, h)]
-            if self.pooled and server:
-                alone = next(p.name for p in self.parts if p.pooled)
+            if server or part.view == "personal":
+                need = "needs a server" if server else "gives every client a model of its own"
                 raise CannotCombine(
-                    f"'{alone}' and '{part.name}' cannot be combined: '{part.name}' needs a server, "
-                    "and there is none where one party holds all data"
+                    f"'{alone}' and '{part.name}' cannot be combined: '{part.name}' {need}, "
+                    "and one party holds all data"
                 )
 
     # -- what the whole is ---------------------------------------------------------------------
@@ -178,17 +185,23 @@ class Composed:
 
     def stages(self, protocol: Protocol) -> tuple[Stage, ...]:
         """The parts' stages: those before training, training, those after it."""
-        before: dict[str, Stage] = {}
-        train = Stage("train", protocol.rounds)
-        behind: dict[str, Stage] = {}
+        found: dict[str, tuple[str, Stage]] = {}
+        before, behind = [], []
         for part in self.parts:
-            seen = False
-            for stage in part.stages(protocol):
+            side = before
+            for stage in part.stages(protocol) if overrides(part, "stages") else ():
+                owner, known = found.setdefault(stage.name, (part.name, stage))
+                if known != stage:
+                    raise CannotCombine(
+                        f"'{owner}' and '{part.name}' both declare the stage '{stage.name}', "
+                        "in different ways"
+                    )
                 if stage.name == "train":
-                    seen, train = True, stage
-                else:
-                    (behind if seen else before).setdefault(stage.name, stage)
-        return (*before.values(), train, *behind.values())
+                    side = behind
+                elif owner == part.name:
+                    side.append(stage)
+        _, train = found.get("train", ("", Stage("train", protocol.rounds)))
+        return (*before, train, *behind)
 
     # -- server --------------------------------------------------------------------------------
 
@@ -325,6 +338,12 @@ class Composed:
         )
 
 
+def _changes(part: Method) -> bool:
+    """Whether a method does anything that FedAvg does not."""
+    hooks = [n for n, v in vars(Method).items() if callable(v) and not n.startswith("_")]
+    return part.pooled or any(overrides(part, hook) for hook in hooks)
+
+
 def _joined(states: Iterable[tuple[str, State]]) -> State:
     tensors: Tree = {}
     numbers: dict[str, int | float] = {}
@@ -335,15 +354,18 @@ def _joined(states: Iterable[tuple[str, State]]) -> State:
 
 
 def _fuse(first: str, a: Phase, second: str, b: Phase) -> Phase:
-    """One phase from two of the same name: groups and terms add, the rest must agree."""
+    """One phase from two of the same name: groups and terms add, the rest must agree.
+
+    A plain phase, which says nothing but its name, agrees with any other.
+    """
     for field in ("sign", "every", "offset", "together", "lr", "optimizer"):
-        if getattr(a, field) != getattr(b, field) and a != Phase(a.name):
+        if getattr(a, field) != getattr(b, field) and Phase(a.name) not in (a, b):
             raise CannotCombine(
                 f"'{first}' and '{second}' both declare the phase '{a.name}', "
                 f"with different {field}"
             )
     return dataclasses.replace(
-        b,
+        a if b == Phase(b.name) else b,
         groups=tuple(dict.fromkeys(a.groups + b.groups)),
         terms=tuple(dict.fromkeys(a.terms + b.terms)),
         train_mode=tuple(dict.fromkeys(a.training + b.training)),

@@ -81,9 +81,12 @@ def evaluate(
     for score, client in zip(scores, clients):
         own = kept.get(client.name, {})
         if not (under("model", own) or under("tuned", own)):
-            if plan.method.view == "personal" and whole:
+            if plan.method.view == "global":
+                continue
+            if whole:
                 score.personal_test, score.personal_val = score.test, score.val
-            continue
+                continue
+        # who has not taken part yet holds the initial values of what others keep
         tensors = personal_tensors(model, own)
         for split in SPLITS:
             value = _each(plan, tensors, [getattr(client, split)], "personal")[0]
@@ -94,7 +97,12 @@ def evaluate(
 def evaluate_unseen(
     plan: Plan, model: Tree, kept: Mapping[str, Tree], clients: Sequence[Client]
 ) -> list[Score]:
-    """Scores on clients that never took part, with what `for_unseen` gives them."""
+    """Scores on clients that never took part, with what `for_unseen` gives them.
+
+    Where clients keep more than norm layers there is no model for anybody else, and no score.
+    """
+    if not set(plan.names("kept")) <= set(norm_names(plan)):
+        return [Score(c.name, role="unseen") for c in clients]
     scores = []
     for client in clients:
         inputs = client.train.x if len(client.train) else client.test.x
@@ -166,8 +174,13 @@ _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._NormBase)
 
 
 def _with_own_statistics(plan: Plan, tensors: Tree, x: Tensor) -> Tree:
-    """The same tensors with batch-norm statistics of the given inputs (each batch counts alike)."""
-    norms = [m for m in plan.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    """The same tensors with batch-norm statistics of the given inputs, where clients keep them.
+
+    Batches are full and count alike; what is left over of several batches is not looked at.
+    """
+    owner = owners(plan.model)
+    own = {id(owner[n]) for n in norm_names(plan) if n.endswith(".running_mean")}
+    norms = [m for m in plan.model.modules() if id(m) in own]
     moved = {n: t.clone() for n, t in tensors.items()}
     momenta = [m.momentum for m in norms]
     try:

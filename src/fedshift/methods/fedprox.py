@@ -39,4 +39,6 @@ class FedProx(Method):
         """The proximal term."""
         now = net.tensors
         apart = [(now[n] - ctx.initial[n]).square().sum() for n in ctx.shared]
+        if not apart:  # nothing is shared: there is nothing to stay near
+            return {}
         return {"proximal": 0.5 * self.mu * torch.stack(apart).sum()}
