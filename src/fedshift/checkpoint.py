@@ -1,13 +1,15 @@
 """Saving a run so that it can go on to the same bits, and reading it back.
 
-A checkpoint is a folder `checkpoint/round-000012` with `state.json` and `tensors.safetensors`. It is
-written under a temporary name and renamed; only then is its forerunner deleted. So a run that dies at
-any moment finds its last checkpoint whole.
+A checkpoint is a folder such as `checkpoint/round-00-000012` (stage and round) with `state.json`
+and `tensors.safetensors`. It is written under a temporary name and renamed; only then is its
+forerunner deleted. So a run that dies at any moment finds its last checkpoint whole.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -56,13 +58,31 @@ class Progress:
     seconds: float = 0.0
 
 
+def ordered(progress: Progress) -> Progress:
+    """The same with names in order, as they are read back: sums over them round alike then."""
+    methods = {
+        m: State(_sorted(s.tensors), dict(sorted(s.numbers.items())))
+        for m, s in progress.server.methods.items()
+    }
+    best = progress.best
+    if best is not None:
+        kept = {c: _sorted(k) for c, k in best.kept.items()}
+        best = dataclasses.replace(best, model=_sorted(best.model), kept=kept)
+    return dataclasses.replace(
+        progress,
+        server=Server(_sorted(progress.server.model), methods),
+        kept={c: _sorted(k) for c, k in progress.kept.items()},
+        best=best,
+    )
+
+
 def save(folder: Path, progress: Progress, config: str) -> None:
     """Write a checkpoint and delete the ones before it; `config` identifies the run."""
     tensors: Tree = {f"server/{n}": t for n, t in progress.server.model.items()}
     numbers: dict[str, dict[str, Any]] = {}
-    for method, state in progress.server.methods.items():
-        tensors |= {f"method/{method}/{n}": t for n, t in state.tensors.items()}
-        numbers[method] = dict(state.numbers)
+    for method, own in progress.server.methods.items():
+        tensors |= {f"method/{method}/{n}": t for n, t in own.tensors.items()}
+        numbers[method] = {n: _written(v) for n, v in own.numbers.items()}
     _put_kept(tensors, "kept", progress.kept)
     best = progress.best
     if best is not None:
@@ -77,14 +97,19 @@ def save(folder: Path, progress: Progress, config: str) -> None:
         "metrics": progress.metrics,
         "seconds": progress.seconds,
         "numbers": numbers,
-        "clients": sorted(progress.kept),
+        "clients": list(progress.kept),
         "best": None if best is None else {"score": best.score, "round": best.round},
     }
     final = folder / f"{_PREFIX}{progress.stage:02d}-{progress.round:06d}"
-    temporary = files.temporary_folder(final)
-    files.save_tensors(temporary / "tensors.safetensors", tensors, {})
-    files.write_json(temporary / "state.json", state)
-    files.commit_folder(temporary, final)
+    try:
+        temporary = files.temporary_folder(final)
+        files.save_tensors(temporary / "tensors.safetensors", tensors, {})
+        files.write_json(temporary / "state.json", state)
+        files.commit_folder(temporary, final)
+    except BaseException:
+        with contextlib.suppress(BadRun):
+            files.sweep(folder)  # half a checkpoint fills the disk
+        raise
     files.keep_newest(folder, _PREFIX)
 
 
@@ -95,8 +120,14 @@ def load(folder: Path, config: str) -> Progress | None:
     if not found:
         return None
     newest = found[-1]
-    state = files.read_json(newest / "state.json")
-    tensors, _ = files.load_tensors(newest / "tensors.safetensors")
+    rest = f"its forerunner {found[-2].name}" if len(found) > 1 else "its beginning"
+    remedy = f"restore it, or delete the folder {newest} and resume from {rest}"
+    try:
+        state = files.read_json(newest / "state.json")
+        tensors, _ = files.load_tensors(newest / "tensors.safetensors")
+    except BadRun as error:
+        what = str(error).rpartition(": ")[0]  # that remedy is for a file that stands alone
+        raise BadRun(f"{what}: {remedy}") from None
     try:
         if state["format"] != FORMAT:
             raise BadRun(
@@ -109,36 +140,67 @@ def load(folder: Path, config: str) -> Progress | None:
                 "or start anew in another folder"
             )
         return _progress(state, tensors)
-    except (KeyError, TypeError) as error:
+    except KeyError as error:
+        raise BadRun(f"{newest / 'state.json'} lacks {error}: {remedy}") from None
+    except (TypeError, ValueError, AttributeError):
+        raise BadRun(f"{newest / 'state.json'} is no checkpoint's: {remedy}") from None
+
+
+def check(folder: Path, saved: Progress, fresh: Progress) -> None:
+    """Refuse a checkpoint of another run; `fresh` is this one at its beginning."""
+    differing = {
+        "the model": _shapes(saved.server.model) != _shapes(fresh.server.model),
+        "the clients": list(saved.kept) != list(fresh.kept),
+        "the methods": set(saved.server.methods) != set(fresh.server.methods),
+    }
+    wrong = [what for what, differs in differing.items() if differs]
+    if wrong:
         raise BadRun(
-            f"{newest / 'state.json'} lacks {error}: it is damaged or foreign; delete that folder "
-            "to start anew"
-        ) from None
+            f"the checkpoint in {folder} does not fit this run ({' and '.join(wrong)} differ): "
+            "continue with what the run began with, or restore the checkpoint"
+        )
+
+
+def _shapes(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: (t.dtype, t.shape) for n, t in tensors.items()}
+
+
+def _sorted(tensors: Mapping[str, Any]) -> Tree:
+    return dict(sorted(tensors.items()))
+
+
+def _written(number: int | float) -> int | float | str:
+    """A number as JSON can hold it: it has no NaN and no infinities."""
+    return number if math.isfinite(number) else str(number)
+
+
+def _read(number: Any) -> Any:
+    return float(number) if isinstance(number, str) else number
 
 
 def _progress(state: Mapping[str, Any], tensors: Tree) -> Progress:
     methods = {
-        method: State(_under(f"method/{method}/", tensors), numbers)
-        for method, numbers in state["numbers"].items()
+        method: State(_under(f"method/{method}/", tensors), {n: _read(v) for n, v in own.items()})
+        for method, own in state["numbers"].items()
     }
     best = None
+    clients: list[str] = state["clients"]
     if state["best"] is not None:
         best = Best(
             score=state["best"]["score"],
             round=state["best"]["round"],
             model=_under("best/server/", tensors),
-            kept=_take_kept(_under("best/kept/", tensors)),
+            kept=_take_kept(_under("best/kept/", tensors), clients),
         )
-    kept = _take_kept(_under("kept/", tensors))
     return Progress(
-        stage=state["stage"],
-        round=state["round"],
-        done=state["done"],
+        stage=int(state["stage"]),
+        round=int(state["round"]),
+        done=int(state["done"]),
         server=Server(_under("server/", tensors), methods),
-        kept={name: kept.get(name, {}) for name in state["clients"]},
+        kept=_take_kept(_under("kept/", tensors), clients),
         best=best,
-        metrics=state["metrics"],
-        seconds=state["seconds"],
+        metrics=int(state["metrics"]),
+        seconds=float(state["seconds"]),
     )
 
 
@@ -147,11 +209,11 @@ def _put_kept(into: Tree, prefix: str, kept: Mapping[str, Tree]) -> None:
         into |= {f"{prefix}/{client}/{n}": t for n, t in tree.items()}
 
 
-def _take_kept(tensors: Tree) -> dict[str, Tree]:
-    kept: dict[str, Tree] = {}
+def _take_kept(tensors: Tree, clients: list[str]) -> dict[str, Tree]:
+    kept: dict[str, Tree] = {client: {} for client in clients}
     for name, tensor in tensors.items():
         client, _, rest = name.partition("/")
-        kept.setdefault(client, {})[rest] = tensor
+        kept[client][rest] = tensor
     return kept
 
 

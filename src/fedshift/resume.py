@@ -44,24 +44,24 @@ def rebuild(
     from fedshift import data
 
     config = read_config(folder)
+    machine = {"workers": config.get("workers"), **options}
     try:
         if federation is None:
             federation = data.load(needed(config["source"]["data"], "data", "federation", folder))
-        return kind(
+        run = kind(
             federation,
             method or method_of(config, folder),
             Protocol(**config["protocol"]),
             model or spec_of(config, folder),
             seed=config["seed"],
             engine=config["engine"],
-            workers=config["workers"],
             chunk=config["chunk"],
             device=config["device"],
             dtype=config["dtype"],
             out=folder,
             hold_out=config["hold_out"],
             checkpoint_every=config["checkpoint_every"],
-            **options,
+            **machine,
         )
     except (KeyError, TypeError) as error:
         if isinstance(error, FedshiftError):
@@ -69,6 +69,27 @@ def rebuild(
         raise BadRun(
             f"{folder / 'config.toml'} cannot be used ({error}): restore it as it was written"
         ) from None
+    _check_same(run.config(), config, folder)
+    return run
+
+
+# entries of a configuration, and the argument that decides each
+_GIVEN_AGAIN = {
+    "facts": "federation",
+    "pipeline": "federation",
+    "method": "method",
+    "settings": "method",
+}
+
+
+def _check_same(now: Mapping[str, Any], saved: Mapping[str, Any], folder: Path) -> None:
+    """Refuse data, a method or a pipeline other than those that the run began with."""
+    for key, argument in _GIVEN_AGAIN.items():
+        if files.dumps_toml({key: now[key]}) != files.dumps_toml({key: saved.get(key)}):
+            raise BadRun(
+                f"'{folder}' was begun with another {argument} (its {key} differ): continue with "
+                f"the same, fs.Run.resume('{folder}', {argument}=…)"
+            )
 
 
 def method_of(config: Mapping[str, Any], folder: Path) -> Composed:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import platform
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ from fedshift.tree import Tree
 from fedshift.trip import Job, Result
 
 Line = dict[str, Any]
+_LEFT = re.compile(r"\.tmp-\d+-\d+")  # names of `fedshift.files` for what is not whole yet
 
 
 class FedshiftWarning(UserWarning):
@@ -140,6 +142,7 @@ class Run:
         self.chunk = chunk
         self.progress = self._beginning()
         self._engine: Engine | None = None
+        self._opened = False
 
     # -- playing -------------------------------------------------------------------------------
 
@@ -149,13 +152,13 @@ class Run:
         A run with a folder saves itself as it goes. Ctrl-C saves what is there and raises
         `Interrupted`, whose message holds the command that continues.
         """
-        if self.out is not None and not (self.out / "config.toml").exists():
+        if self.out is not None and not self._opened:
             self._open_folder()
         began = time.monotonic() - self.progress.seconds
         try:
             with full_precision():
-                self._engine = self._start_engine()
                 while self.progress.stage < len(self.stages):
+                    self._engine = self._engine or self._start_engine()
                     line = self._round(began)
                     on_round(self, line)
             self._finish()
@@ -182,6 +185,8 @@ class Run:
         if stage.program != "tune":
             key = keys.fold(self.seed, "server", stage.name, now.round)
             server = aggregate.absorb(self.plan, server, good, self._samples, now.round, key)
+            if not tree.finite(server.model):
+                self._stop("the server's model has", now, "and the server's")
         trained = stage.program in ("train", "tune")
         done = now.done + trained
         last = now.round + 1 == stage.rounds
@@ -190,7 +195,7 @@ class Run:
         lines = self._lines(stage, done, jobs, good, left_out, sent, came, scores)
         lines[-1]["seconds"] = time.perf_counter() - start
         self._record(lines)
-        self.progress = Progress(
+        after = Progress(
             stage=now.stage + last,
             round=0 if last else now.round + 1,
             done=done,
@@ -200,6 +205,7 @@ class Run:
             metrics=self._metrics_size(),
             seconds=time.monotonic() - began,
         )
+        self.progress = checkpoint.ordered(after)
         ended = self.progress.stage == len(self.stages)
         if ended or done % self.checkpoint_every == 0:
             self.save()
@@ -239,24 +245,28 @@ class Run:
     def _sound(
         self, stage: Stage, now: Progress, result: Result
     ) -> tuple[Result, dict[str, str]]:
-        """The result without clients whose upload is NaN or infinite; if all are, the run stops."""
-        flags = aggregate.sound(result)
-        if stage.program == "tune":
-            flags = [tree.finite(kept) for kept in result.kept]
+        """The result without clients that came to NaN or infinity; if all did, the run stops."""
+        flags = _sound_kept(result.kept, self.device)
+        if stage.program != "tune":
+            flags = [a and b for a, b in zip(flags, aggregate.sound(result))]
         left_out = {c: "not finite" for c, good in zip(result.clients, flags) if not good}
         for client in left_out:
             self._warn(
-                f"client '{client}' sent NaN or infinite values in round {now.done + 1} "
-                "and is left out of it: lower the learning rate, or clip its gradients"
+                f"client '{client}' has NaN or infinite values in round {now.done + 1} and is "
+                "left out of it: look at its data, lower the learning rate, or clip gradients"
             )
         if not any(flags):
-            where = "" if self.out is None else f"; the last good state is in {self.out}"
-            self.save(force=True)
-            raise BadRun(
-                f"every client sent NaN or infinite values in round {now.done + 1}: lower the "
-                f"learning rate (--lr) or clip gradients{where}"
-            )
+            self._stop("every client has", now, "or clip gradients (--clip)")
         return aggregate.only(result, flags), left_out
+
+    def _stop(self, who: str, now: Progress, remedy: str) -> NoReturn:
+        """End a run that came to NaN, with the last good state saved."""
+        self.save()
+        where = "" if self.out is None else f"; the state before that round is in {self.out}"
+        raise BadRun(
+            f"{who} NaN or infinite values in round {now.done + 1}: lower the learning rate (--lr) "
+            f"{remedy}{where}"
+        )
 
     # -- scores --------------------------------------------------------------------------------
 
@@ -386,10 +396,12 @@ class Run:
             },
         }
 
-    def save(self, force: bool = False) -> None:
+    def save(self) -> None:
         """Write a checkpoint now."""
-        if self.out is None or (force and not (self.out / "config.toml").exists()):
+        if self.out is None:
             return
+        if not self._opened:
+            self._open_folder()
         checkpoint.save(self.out / "checkpoint", self.progress, self._fingerprint())
 
     def _fingerprint(self) -> str:
@@ -398,12 +410,13 @@ class Run:
 
     def _open_folder(self) -> None:
         assert self.out is not None
-        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+        if _occupied(self.out):
             raise BadRun(
                 f"'{self.out}' holds something already: choose another folder with --out, or "
                 f"continue a run that is in it with: fedshift run --resume {self.out}"
             )
         files.write_toml(self.out / "config.toml", self.config())
+        self._opened = True
 
     def _record(self, lines: list[Line]) -> None:
         if self.out is not None:
@@ -417,7 +430,7 @@ class Run:
         if self.out is None:
             return "interrupted; the run has no folder, so nothing was saved"
         self._cut_metrics()
-        self.save(force=True)
+        self.save()
         return f"interrupted; continue with: fedshift run --resume {self.out}"
 
     def _cut_metrics(self) -> None:
@@ -432,6 +445,7 @@ class Run:
             )
         if size > self.progress.metrics:
             files.cut(path, self.progress.metrics)
+        self.lines = files.read_lines(path) if path.exists() else []
 
     def _finish(self) -> None:
         """Write the selected model and what clients keep."""
@@ -456,7 +470,10 @@ class Run:
             **own.tensors,
             **{n: torch.tensor(v, dtype=_number_type(v)) for n, v in own.numbers.items()},
         }
-        return Progress(0, 0, 0, server, {c: kept for c in self.federation.names})
+        # Every client has tensors of its own, as after a resumption: engines treat what is the same
+        # object for all clients in another way.
+        each = {c: {n: t.clone() for n, t in kept.items()} for c in self.federation.names}
+        return checkpoint.ordered(Progress(0, 0, 0, server, each))
 
     @classmethod
     def resume(
@@ -470,18 +487,20 @@ class Run:
         """The run saved in a folder, ready to play on, from its own configuration.
 
         What the configuration cannot rebuild (data, a model or a method that live in Python) is
-        given here again. `options` are `say` and `warn`.
+        given here again. `options` are `say`, `warn`, and `workers`, which changes no result.
         """
         from fedshift.resume import rebuild
 
-        run = rebuild(cls, Path(folder), federation, model, method, options)
-        assert run.out is not None
-        saved = checkpoint.load(run.out / "checkpoint", run._fingerprint())
+        out = Path(folder)
+        run = rebuild(cls, out, federation, model, method, options)
+        for place in (out, out / "personal"):
+            files.sweep(place)
+        saved = checkpoint.load(out / "checkpoint", run._fingerprint())
         if saved is not None:
+            checkpoint.check(out / "checkpoint", saved, run.progress)
             run.progress = _on_device(saved, run.device)
+        run._opened = True
         run._cut_metrics()
-        if (run.out / "metrics.jsonl").exists():
-            run.lines = files.read_lines(run.out / "metrics.jsonl")
         return run
 
     def _start_engine(self) -> Engine:
@@ -547,6 +566,35 @@ def _one_class(client: Client) -> bool:
     return bool((y == y.reshape(-1)[0]).all())
 
 
+def _occupied(folder: Path) -> bool:
+    """Whether a folder holds anything but what a writer left that was killed at its beginning."""
+    if not folder.exists():
+        return False
+    if not folder.is_dir() or any(not _LEFT.fullmatch(p.name) for p in folder.iterdir()):
+        return True
+    files.sweep(folder)
+    return False
+
+
+def _sound_kept(kept: Sequence[Tree], device: torch.device) -> list[bool]:
+    """For each client, whether what it keeps is finite; of methods' own, whether it has no NaN.
+
+    >>> nan, inf = torch.tensor(torch.nan), torch.tensor(torch.inf)
+    >>> _sound_kept([{}, {"model/w": inf}, {"x/low": inf}, {"x/low": nan}], inf.device)
+    [True, False, True, False]
+    """
+    flags = []
+    for own in kept:
+        learnt, methods = ([torch.zeros(1, device=device)] for _ in range(2))
+        for name, t in own.items():
+            if t.is_floating_point():
+                trained = name.partition("/")[0] in ("model", "optimizer", "tuned")
+                (learnt if trained else methods).append(t.reshape(-1).to(device))
+        flags.append(torch.cat(learnt).isfinite().all() & ~torch.cat(methods).isnan().any())
+    found: list[bool] = torch.stack(flags).tolist()  # waits for the device once
+    return found
+
+
 def _number_type(value: float) -> torch.dtype:
     return torch.int64 if isinstance(value, int) else torch.float64
 
@@ -564,7 +612,8 @@ def _mean_losses(losses: Mapping[str, Mapping[str, float]]) -> dict[str, float] 
 
 def _on_device(progress: Progress, device: torch.device) -> Progress:
     def move(tensors: Mapping[str, Tensor]) -> Tree:
-        return {n: t.to(device) for n, t in tensors.items()}
+        # copies, because in the file they are not aligned, on which fast kernels' rounding depends
+        return {n: t.to(device, copy=True) for n, t in tensors.items()}
 
     server = Server(
         move(progress.server.model),

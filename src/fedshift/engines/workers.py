@@ -16,6 +16,7 @@ import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ from fedshift.plan import Plan
 from fedshift.tree import Tree
 from fedshift.trip import Job, Result
 
-_PATIENCE = 1.0  # seconds that a worker gets to end by itself
+_PATIENCE = 1.0  # seconds that workers get to end by themselves
 
 
 class Workers:
@@ -109,8 +110,9 @@ class Workers:
         """End the processes: politely, then not."""
         for worker in self._all:
             worker.hang_up()
+        last = time.monotonic() + _PATIENCE
         for worker in self._all:
-            worker.end()
+            worker.end(max(0.0, last - time.monotonic()))
         self._all = []
 
     def _publish(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
@@ -144,6 +146,7 @@ class Workers:
         return messages
 
 
+_NOT_STARTED = "a worker process could not start"
 _PLAIN = ("client", "round", "lr", "key", "place", "samples", "steps")
 
 
@@ -160,6 +163,7 @@ class _Worker:
             pass_fds=handles,
             stdin=subprocess.DEVNULL,
             env=environment,
+            process_group=0,  # a terminal's Ctrl-C is for the parent alone
         )
         there.close()
         self._socket = here
@@ -174,12 +178,14 @@ class _Worker:
         try:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            raise self._gone("") from None
+            raise self._gone(message.get("client", "")) from None
 
     def receive(self, client: str = "") -> dict[str, Any]:
         """The next answer, or the error that the worker met."""
-        line = self._lines.readline()
-        if not line:
+        line = b""
+        with contextlib.suppress(OSError):  # reset: it died before it read its message
+            line = self._lines.readline()
+        if not line.endswith(b"\n"):
             raise self._gone(client)
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
@@ -188,7 +194,8 @@ class _Worker:
                 error = FedshiftError.__new__(kind)
                 Exception.__init__(error, answer["error"])
                 raise error
-            raise RuntimeError(f"client '{client}' failed in a worker process:\n{answer['error']}")
+            who = f"client '{client}' failed in a worker process" if client else _NOT_STARTED
+            raise RuntimeError(f"{who}:\n{answer['error']}")
         return answer
 
     def result(self, client: str) -> Result:
@@ -214,10 +221,10 @@ class _Worker:
         self._lines.close()
         self._socket.close()
 
-    def end(self) -> None:
+    def end(self, patience: float) -> None:
         """Wait for the process, and kill it if it does not end."""
         try:
-            self._process.wait(_PATIENCE)
+            self._process.wait(patience)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -229,8 +236,8 @@ class _Worker:
         how = f"was killed by signal {-code}" if code and code < 0 else f"ended with code {code}"
         doing = f" while training client '{client}'" if client else ""
         return BadRun(
-            f"a worker process {how}{doing}: continue from the last checkpoint, with fewer "
-            "workers if memory ran out"
+            f"a worker process {how}{doing}: resume the run from its last checkpoint, and if "
+            "memory ran out with fewer workers, fs.Run.resume(FOLDER, workers=1)"
         )
 
 
