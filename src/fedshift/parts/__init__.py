@@ -1,0 +1,1 @@
+"""What methods share: one idea a file."""
