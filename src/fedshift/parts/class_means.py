@@ -1,0 +1,60 @@
+"""Moving means of the embeddings of each class, held as buffers of an attached module."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def batch_means(u: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """The mean of each class in a batch [C, D] (zero where there is none), and the counts [C].
+
+    >>> batch_means(torch.tensor([[2.0], [4.0]]), torch.tensor([1, 1]), 2)
+    (tensor([[0.],
+            [3.]]), tensor([0., 2.]))
+    """
+    member = F.one_hot(y, classes).to(u.dtype)
+    count = member.sum(dim=0)
+    return member.T @ u / count.clamp_min(1.0)[:, None], count
+
+
+class ClassMeans(nn.Module):
+    """Class means that move with every batch in train mode: m_c <- (1 - l) m_c + l mean_c.
+
+    They start at zero, and those of classes that a batch lacks stay as they are.
+
+    Args:
+        classes, width: of the means [classes, width].
+        warm: the first sighting of a class sets its mean, where otherwise it would move it to l
+            times the batch's.
+        shrink: means of absent classes move towards zero, as if their batch mean were zero.
+
+    >>> means = ClassMeans(2, 1)
+    >>> means(torch.tensor([[1.0]]), torch.tensor([0]), 0.3)
+    tensor([[0.3000],
+            [0.0000]])
+    """
+
+    means: Tensor
+    seen: Tensor
+
+    def __init__(self, classes: int, width: int, warm: bool = False, shrink: bool = False) -> None:
+        super().__init__()
+        self.warm, self.shrink = warm, shrink
+        self.register_buffer("means", torch.zeros(classes, width))
+        self.register_buffer("seen", torch.zeros(classes))
+
+    def forward(self, u: Tensor, y: Tensor, rate: float | Tensor) -> Tensor:
+        """The means, after they moved at `rate` if in train mode."""
+        if self.training:
+            found, count = batch_means(u.detach().to(self.means.dtype), y, len(self.means))
+            here = (count > 0).to(self.means.dtype)
+            step = here * rate
+            if self.shrink:
+                step = torch.ones_like(here) * rate
+            if self.warm:
+                step = torch.where((here > 0) & (self.seen == 0), torch.ones_like(step), step)
+            self.means.copy_(self.means + step[:, None] * (found - self.means))
+            self.seen.copy_(torch.maximum(self.seen, here))
+        return self.means
