@@ -84,6 +84,7 @@ def absorb(
     samples: Mapping[str, int],
     round: int,
     key: int,
+    stage: str = "train",
 ) -> Server:
     """The server after a round: the four parts of aggregation, in order."""
     method = plan.method
@@ -98,6 +99,7 @@ def absorb(
         combined={},
         total=len(plan.facts.clients),
         round=round,
+        stage=stage,
     )
     own = method.weights(uploads, server.methods)
     if own is not None:
@@ -122,11 +124,17 @@ def _normalised(weights: Tensor) -> Tensor:
 
 
 def _combine_model(plan: Plan, uploads: Uploads) -> Tree:
-    combined: Tree = {}
-    for name, stacked in uploads.model.items():
-        own = plan.method.combine(name, stacked, uploads.weights)
-        combined[name] = weighted_mean(stacked, uploads.weights) if own is None else own
-    return combined
+    return {n: _combined(plan, uploads, n, stacked) for n, stacked in uploads.model.items()}
+
+
+def _combined(plan: Plan, uploads: Uploads, name: str, stacked: Tensor) -> Tensor:
+    own = plan.method.combine(name, stacked, uploads.weights)
+    if own is not None:
+        return own
+    each = plan.method.element_weights(name, uploads)
+    if each is None:
+        return weighted_mean(stacked, uploads.weights)
+    return (each.to(stacked.dtype) * stacked).sum(dim=0)
 
 
 def _combine_extras(plan: Plan, uploads: Uploads, kinds: Mapping[str, str]) -> Tree:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _ONLY_ONE = {
     "gradient": "replace the gradient",
     "weights": "weight the clients",
+    "element_weights": "weight single elements",
     "server_step": "replace the server's step",
     "predict": "replace the prediction",
 }
@@ -171,17 +172,15 @@ class Composed:
         return _joined((p.name, p.init_client(params, facts)) for p in self.parts)
 
     def phases(self) -> tuple[Phase, ...]:
-        """The parts' phases; those of one name fuse into the one declared first."""
+        """The phases that parts declare; those of one name fuse into the one declared first."""
         fused: dict[str, tuple[str, Phase]] = {}
         for part in self.parts:
-            own = part.phases() if overrides(part, "phases") else (Phase(),)
-            for phase in own:
-                if phase.name not in fused:
-                    fused[phase.name] = (part.name, phase)
-                elif overrides(part, "phases"):
+            for phase in part.phases() if overrides(part, "phases") else ():
+                if phase.name in fused:
                     owner, before = fused[phase.name]
-                    fused[phase.name] = (part.name, _fuse(owner, before, part.name, phase))
-        return tuple(phase for _, phase in fused.values())
+                    phase = _fuse(owner, before, part.name, phase)
+                fused[phase.name] = (part.name, phase)
+        return tuple(phase for _, phase in fused.values()) or (Phase(),)
 
     def stages(self, protocol: Protocol) -> tuple[Stage, ...]:
         """The parts' stages: those before training, training, those after it."""
@@ -227,6 +226,13 @@ class Composed:
             if value is not None:
                 found, owner = value, part.name
         return found
+
+    def element_weights(self, name: str, uploads: Uploads) -> Tensor | None:
+        """The weights of the one part that has its own."""
+        for part in self.parts:
+            if overrides(part, "element_weights"):
+                return part.element_weights(name, self._own(part, uploads))
+        return None
 
     def combine_extra(self, name: str, stacked: Tensor, weights: Tensor) -> Tensor | None:
         """The rule of the part whose upload "part/name" is."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedshift.net import Net, Output
 
 Number = int | float
-SHARES = ("both", "down", "up", "kept")  # from the freest to the strictest
+SHARES = ("both", "down", "up", "kept", "work")  # from the freest to the strictest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,8 @@ Payload = State  # what the server sends to one client beyond the shared tensors
 class Scope:
     """Where a tensor of the model travels, and which phase's optimizer trains it.
 
-    `share`: "both" ways, only "down", only "up" (the client keeps its own), or "kept" (never sent).
+    `share`: "both" ways, only "down", only "up" (the client keeps its own), "kept" (never sent), or
+    "work" (never sent either, and every trip begins with the values that `build` gave it).
     `group`: "model" unless an attached network is trained by a phase of its own; "frozen" is
     trained by nobody.
     """
@@ -196,6 +197,7 @@ class Uploads:
         combined: its `mean` and `sum` tensors after combination.
         total: how many clients the federation has.
         round: the round, counted from 0.
+        stage: the name of the stage that it is of.
     """
 
     clients: tuple[str, ...]
@@ -206,6 +208,7 @@ class Uploads:
     combined: Tree
     total: int
     round: int
+    stage: str = "train"
 
 
 class Data(Interface):
@@ -297,6 +300,13 @@ class Method:
 
     def combine(self, name: str, stacked: Tensor, weights: Tensor) -> Tensor | None:
         """How a tensor of the model is combined over clients (None: the weighted mean)."""
+        return None
+
+    def element_weights(self, name: str, uploads: Uploads) -> Tensor | None:
+        """Weights [K, ...] of one tensor's elements, which sum to 1 over clients.
+
+        None: the clients' own. A rule of `combine` for the same tensor goes before.
+        """
         return None
 
     def combine_extra(self, name: str, stacked: Tensor, weights: Tensor) -> Tensor | None:

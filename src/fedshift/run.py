@@ -184,7 +184,9 @@ class Run:
         server = now.server
         if stage.program != "tune":
             key = keys.fold(self.seed, "server", stage.name, now.round)
-            server = aggregate.absorb(self.plan, server, good, self._samples, now.round, key)
+            server = aggregate.absorb(
+                self.plan, server, good, self._samples, now.round, key, stage.name
+            )
             if not tree.finite(server.model):
                 self._stop("the server's model has", now, "and the server's")
         trained = stage.program in ("train", "tune")
