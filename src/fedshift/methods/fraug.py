@@ -19,18 +19,26 @@ labels that cycle through the classes, z noise.
 - G: CE(h(G(z, y')), y') - alpha D(G(z, y'), u): right class, but unlike what the client has.
 - m: -entropy of h at both sums (hard to tell) + beta D(sum, what the residual was added to).
 
-D is a maximum mean discrepancy with Gaussian kernels, or a cheaper variant. Class means move at rate
-0.3 and start at zero.
+D is a maximum mean discrepancy with Gaussian kernels, or a cheaper variant. Class means start at
+zero and move at rate 0.3.
 
 ## When to use it
 
 Few samples per client, the same labels everywhere, inputs that differ; networks whose features end
 in a ReLU, since generated embeddings are not below zero. Scores are of each client's own model. It
-costs two further passes through the features per step. The paper trains 200 rounds of 5 to 20 steps
-with SGD 0.01, momentum 0.5, kept between rounds (`reset_optimizer=False`), on 1 to 10 % of the data.
-Its other settings: PACS alpha 10, beta 1, `rtnet_distance=l2`, `local_generator_norm=False`, both
-rates 0.05; Digits alpha 1, beta 1, `generator_distance=l2`, ramp_rate 0.002, `ramp_residual=False`,
-`local_generator_norm=False`, both rates 0.05. The defaults here are those of Office-Home.
+costs two further passes through the features per step.
+
+The authors train 200 rounds of 5 to 20 steps on 1 to 10 % of the data, with SGD at 0.01 and with
+momentum 0.5 that is kept between rounds (`reset_optimizer=False`). The defaults here are for
+Office-Home. Those for the others, where they differ:
+
+| | PACS | Digits |
+|---|---|---|
+| alpha, beta | 10, 1 | 1, 1 |
+| distances | `rtnet_distance=l2` | `generator_distance=l2` |
+| rates of G and m | 0.05, 0.05 | 0.05, 0.05 |
+| batch norm of G | `local_generator_norm=False` | `local_generator_norm=False` |
+| ramp | | `ramp_rate=0.002`, `ramp_residual=False` |
 
 ## What crosses the wire
 
@@ -45,7 +53,8 @@ The paper leaves much open; where it and the code disagree, the default is named
 - lambda and the constant rate of the class means are the code's; the paper cites another ramp
   (`ramp=gaussian`) and ramps that rate too (`means_ramp`).
 - Real and synthetic loss are mixed by w as in the code; the paper adds them (`mixing=sum`).
-- Class means of absent classes stay; read literally, the paper's Eq. 4 shrinks them (`means_shrink`).
+- Class means of absent classes stay; read literally, the paper's Eq. 4 shrinks them
+  (`means_shrink`).
 - m learns at the full residual as in the code; the paper's formula ramps it (`rtnet_ramp`).
 - The code shares batch norms that are not called "bn": those of ResNet's shortcuts
   (`share_downsample`).
@@ -241,13 +250,13 @@ class FRAug(Method):
     def _generator_loss(self, out: Output, ctx: Ctx, net: Net) -> Tensor:
         """Embeddings of the right class, unlike those that the client has."""
         label = cyclic(ctx, len(out.x))
-        made = net.call(GENERATOR, self._noise(ctx, "means", len(label), out.z.shape[1]), label)
-        u = out.z.detach().to(ctx.lr.dtype)
+        made = net.call(GENERATOR, self._noise(ctx, "means", len(label)), label)
         if self.generator_distance == "l2":  # compares rows: those of one class
-            u = self._means(u, label, ctx, net).index_select(0, label)
-        distance = DISTANCES[self.generator_distance](made.to(u.dtype), u)
-        away = distance.clamp_max(self.cap)
-        return F.cross_entropy(net.head(made), label) - self.alpha * away
+            real = net.call(MEANS).index_select(0, label)
+        else:
+            real = out.z.detach()
+        away = DISTANCES[self.generator_distance](made.to(ctx.lr.dtype), real.to(ctx.lr.dtype))
+        return F.cross_entropy(net.head(made), label) - self.alpha * away.clamp_max(self.cap)
 
     def _rtnet_loss(self, out: Output, hard: Tensor, ctx: Ctx, net: Net) -> Tensor:
         """Embeddings that are hard to tell, near to what the residuals were added to."""
@@ -262,14 +271,15 @@ class FRAug(Method):
     def _made(
         self, out: Output, hard: Tensor, ctx: Ctx, net: Net, ramped: bool
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Each stream's synthetic embeddings, the real ones that they were made from, the labels."""
-        u = out.z.detach().to(ctx.lr.dtype)
+        """For each stream: synthetic embeddings, what they were made from, and labels."""
+        u = out.z.detach().to(ctx.lr.dtype)  # in full precision also where the network is not
         if not self._learned:
             key = keys.fold_in(ctx.key, "perturb")
             yield u + self.spread * NOISES[self.augment](key, tuple(u.shape), u.dtype), u, hard
             return
         strength = self._lambda(ctx) if ramped else 1.0
-        means = self._means(u, hard, ctx, net)
+        rate = self.means_rate * self._lambda(ctx) if self.means_ramp else self.means_rate
+        means = net.call(MEANS, u, hard, rate)  # they move in the model's phase alone
         if self.stream != "batch":
             label = cyclic(ctx, len(u))
             base = means.index_select(0, label)
@@ -281,28 +291,23 @@ class FRAug(Method):
         self, base: Tensor, y: Tensor, name: str, ctx: Ctx, net: Net, strength: float | Tensor
     ) -> Tensor:
         """base + strength (made - base), where made is base + residual, or the generator's own."""
-        made = self._noise(ctx, name, *base.shape)
+        made = self._noise(ctx, name, len(base))
         if self.use_generator:
             made = net.call(GENERATOR, made, y)
-        if self.use_rtnet:
-            return base + strength * net.call(RTNET, made, y)
-        return base + strength * (made - base)
+        residual: Tensor = net.call(RTNET, made, y) if self.use_rtnet else made - base
+        return base + strength * residual
 
-    def _noise(self, ctx: Ctx, name: str, rows: int, width: int) -> Tensor:
+    def _noise(self, ctx: Ctx, name: str, rows: int) -> Tensor:
         """Fresh noise for a stream of the phase: the generator's input, or RTNet's without one."""
         key = keys.fold_in(keys.fold_in(ctx.key, ctx.phase), name)
+        width = ctx.facts.width
         shape = (rows, self._noise_width(width) if self.use_generator else width)
         draw = keys.normal if self.noise == "normal" else keys.uniform
         return draw(key, shape, ctx.lr.dtype)
 
-    def _means(self, u: Tensor, y: Tensor, ctx: Ctx, net: Net) -> Tensor:
-        """The class means; they move in the phase of the model."""
-        rate = self.means_rate * self._lambda(ctx) if self.means_ramp else self.means_rate
-        means: Tensor = net.call(MEANS, u, y, rate)
-        return means
-
     def _lambda(self, ctx: Ctx) -> Tensor:
-        return RAMPS[self.ramp](ctx.round.to(ctx.lr.dtype), ctx.protocol.rounds, self.ramp_rate)
+        ramp = RAMPS[self.ramp]
+        return ramp(ctx.round.to(ctx.lr.dtype), ctx.protocol.rounds, self.ramp_rate)
 
     def _noise_width(self, width: int) -> int:
         return self.noise_width or max(1, width // 2)
@@ -315,4 +320,5 @@ class FRAug(Method):
 def cyclic(ctx: Ctx, rows: int) -> Tensor:
     """Labels that go on through the classes from step to step: s, s + 1, … modulo their number."""
     start = (ctx.round * ctx.steps + ctx.step) * rows
-    return (start + torch.arange(rows, device=start.device)) % ctx.facts.classes
+    label: Tensor = (start + torch.arange(rows, device=start.device)) % ctx.facts.classes
+    return label

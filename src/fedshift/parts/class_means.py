@@ -45,9 +45,11 @@ class ClassMeans(nn.Module):
         self.register_buffer("means", torch.zeros(classes, width))
         self.register_buffer("seen", torch.zeros(classes))
 
-    def forward(self, u: Tensor, y: Tensor, rate: float | Tensor) -> Tensor:
-        """The means, after they moved at `rate` if in train mode."""
-        if self.training:
+    def forward(
+        self, u: Tensor | None = None, y: Tensor | None = None, rate: float | Tensor = 1.0
+    ) -> Tensor:
+        """The means; given a batch in train mode, they first move towards its means at `rate`."""
+        if self.training and u is not None and y is not None:
             found, count = batch_means(u.detach().to(self.means.dtype), y, len(self.means))
             here = (count > 0).to(self.means.dtype)
             step = here * rate
