@@ -1,0 +1,41 @@
+"""Class labels to generate for: how often each occurs, and draws among those that do."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift import keys
+from fedshift.method import Data
+from fedshift.tree import Tree
+
+
+def one_hot(y: Tensor, classes: int, like: Tensor) -> Tensor:
+    """Labels [B] as rows of zeros and a one, in the type of `like`; soft labels stay as they are.
+
+    >>> import torch
+    >>> one_hot(torch.tensor([1]), 3, torch.zeros(1))
+    tensor([[0., 1., 0.]])
+    """
+    return y if y.is_floating_point() else F.one_hot(y, classes).to(like.dtype)
+
+
+def class_counts(data: Data, classes: int, like: Tensor) -> Tensor:
+    """How many samples of each class a client has, [classes], in the type and place of `like`."""
+
+    def add(acc: Tree, x: Tensor, y: Tensor, mask: Tensor) -> Tree:
+        here = mask.to(like.dtype)[:, None]
+        return {"counts": acc["counts"] + (one_hot(y, classes, like) * here).sum(dim=0)}
+
+    return data.fold(add, {"counts": like.new_zeros(classes)})["counts"]
+
+
+def draw_labels(key: Tensor, count: int, available: Tensor) -> Tensor:
+    """Labels [count], uniform over the classes whose entry of `available` [classes] is 1, not 0.
+
+    >>> import torch
+    >>> draw_labels(keys.as_tensor(0), 4, torch.tensor([0.0, 1.0, 0.0]))
+    tensor([1, 1, 1, 1])
+    """
+    score = keys.uniform(key, (count, len(available)), available.dtype)
+    return ((score + 1.0) * available).argmax(dim=1)
