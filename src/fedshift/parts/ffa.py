@@ -1,0 +1,171 @@
+"""Federated feature augmentation: the layer that jitters the style of features, and its server.
+
+`FFA` draws a new mean and a new standard deviation for every channel of every sample. How far they
+may go, mixes the client's own variance (over its batch) with the variance over clients, which the
+server measures on moving averages of the clients' statistics (`spread`, `shared_variance`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.parts.style import EPS, as_maps, from_maps, moments, restyle, variance
+
+STATISTICS = ("mean", "std")
+
+
+def modulation(shared: Tensor) -> Tensor:
+    """How much each channel is widened (gamma): Student-t weights of mean 1 over channels.
+
+    Where no channel differs between clients, all weigh the same.
+
+    >>> modulation(torch.tensor([0.0, 1.0, 3.0]))
+    tensor([0.0000, 1.2000, 1.8000])
+    >>> modulation(torch.zeros(2))
+    tensor([1., 1.])
+    """
+    t = shared / (1.0 + shared)
+    total = t.sum()
+    tiny = torch.finfo(t.dtype).tiny
+    return torch.where(total > 0, len(t) * t / total.clamp_min(tiny), torch.ones_like(t))
+
+
+class FFA(nn.Module):
+    """Jitters the style of a stage's output, in training, each time with a certain chance.
+
+    Args:
+        channels: of the stage's output.
+        positions: of the stage's output; with a single one there is no spread to jitter, and the
+            layer adds noise to the values alone.
+        p: the chance that the layer acts on a batch.
+        momentum: of the moving averages (alpha).
+        source: of the variance: "both", "client" or "random".
+        std: the jitter's standard deviation where the source is "random".
+        fusion: "adaptive" or "direct".
+        unbiased: divide variances by n - 1.
+        centred: hold the server's last mean of the clients' averages, too.
+
+    The moving averages are held as what this trip adds (`mean`, `std`, from zero) and as the weight
+    that is left to what was there before (`decay`): whoever knows the start knows the average.
+    """
+
+    decay: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        positions: int,
+        p: float = 0.5,
+        momentum: float = 0.99,
+        source: str = "both",
+        std: float = 0.5,
+        fusion: str = "adaptive",
+        unbiased: bool = False,
+        centred: bool = False,
+    ) -> None:
+        super().__init__()
+        self.p, self.momentum, self.source, self.random_std = p, momentum, source, std
+        self.fusion, self.unbiased = fusion, unbiased
+        self.statistics = STATISTICS if positions > 1 else STATISTICS[:1]
+        if source == "both":
+            self.register_buffer("decay", torch.ones(()))
+            for name, start in zip(self.statistics, (0.0, 1.0)):
+                self.register_buffer(name, torch.zeros(channels))
+                self.register_buffer(f"variance_{name}", torch.ones(channels))
+                if centred:
+                    self.register_buffer(f"centre_{name}", torch.full((channels,), start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features, jittered; unchanged in evaluation."""
+        if not self.training:
+            return x
+        maps = as_maps(x)
+        style = moments(maps, EPS, self.unbiased)
+        acts = torch.rand((), dtype=torch.float32, device=x.device) < self.p
+        self.observe(style, acts)
+        noise = [torch.randn_like(part) for part in style]
+        return torch.where(acts, from_maps(self.jitter(maps, style, noise), x), x)
+
+    def jitter(self, maps: Tensor, style: tuple[Tensor, Tensor], noise: list[Tensor]) -> Tensor:
+        """The maps [B, C, P] in a style moved by noise [B, C], in units of its allowed spread."""
+        moved = [
+            part + e * self.spread(name, part) if name in self.statistics else part
+            for name, part, e in zip(STATISTICS, style, noise)
+        ]
+        return restyle(maps, style, (moved[0], moved[1]))
+
+    def spread(self, name: str, part: Tensor) -> Tensor | float:
+        """The standard deviation of a statistic's jitter, [C]; gradients flow into the client's."""
+        if self.source == "random":
+            return self.random_std
+        own = variance(part, 0, self.unbiased) + EPS
+        if self.source == "client":
+            return own.sqrt()
+        shared: Tensor = getattr(self, f"variance_{name}")
+        widened = shared if self.fusion == "direct" else modulation(shared)
+        return ((widened + 1.0) * own).sqrt()
+
+    @torch.no_grad()
+    def observe(self, style: tuple[Tensor, Tensor], acts: Tensor) -> None:
+        """Move the averages, where the layer acts."""
+        if self.source != "both":
+            return
+        for name, part in zip(STATISTICS, style):
+            if name in self.statistics:
+                average: Tensor = getattr(self, name)
+                after = self.momentum * average + (1.0 - self.momentum) * part.mean(dim=0)
+                average.copy_(torch.where(acts, after, average))
+        self.decay.copy_(torch.where(acts, self.momentum * self.decay, self.decay))
+
+
+def shared_variance(
+    mean: Tensor, var: Tensor, clients: int, scalar: bool = False, unbiased: bool = False
+) -> Tensor:
+    """The variance of a statistic over clients (V), from its mean and biased variance [C].
+
+    `scalar` takes it over clients and channels together, and every channel gets that number.
+
+    >>> rows = torch.tensor([[0.0, 1.0], [2.0, 1.0], [4.0, 4.0]])
+    >>> mean, var = rows.mean(0), rows.var(0, correction=0)
+    >>> shared_variance(mean, var, 3)
+    tensor([2.6667, 2.0000])
+    >>> shared_variance(mean, var, 3, scalar=True, unbiased=True)
+    tensor([2.8000, 2.8000])
+    """
+    count = clients
+    if scalar:
+        count = clients * len(mean)
+        var = (var.mean() + mean.var(correction=0)).expand_as(mean).clone()
+    return var * (count / max(1, count - 1)) if unbiased else var
+
+
+def deviation(x: Tensor, centre: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
+    """What a client adds to the sums: its distance from the centre, and the square.
+
+    Both are in units of the last spread over clients, so that numbers that agree in their first
+    digits do not lose the others when they are squared and added.
+    """
+    apart = (x - centre) / _unit(shared)
+    return apart, apart.square()
+
+
+def from_sums(
+    first: Tensor, second: Tensor, clients: int, centre: Tensor, shared: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance over clients, from the sums of their deviations.
+
+    >>> x = torch.tensor([[0.31], [0.33], [0.32]])
+    >>> centre, shared = torch.tensor([0.3]), torch.tensor([1e-4])
+    >>> first, second = (part.sum(0) for part in deviation(x, centre, shared))
+    >>> mean, var = from_sums(first, second, 3, centre, shared)
+    >>> round(mean.item(), 4), round(var.item(), 8)
+    (0.32, 6.667e-05)
+    """
+    apart = first / clients
+    spread = (second / clients - apart.square()).clamp_min(0.0)
+    return centre + _unit(shared) * apart, _unit(shared).square() * spread
+
+
+def _unit(shared: Tensor) -> Tensor:
+    return (shared + EPS).sqrt()

@@ -1,0 +1,126 @@
+"""The style of features: mean and standard deviation of every channel of every sample.
+
+Features of any kind are brought to one shape first, [B, C, P] with P positions: maps [B, C, H, W]
+(or with more or fewer axes of space), tokens [B, T, C], vectors [B, C] (one position). An output of
+three axes is read as tokens: a one-dimensional convolution has to swap its axes within its stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import BadModel, UnknownName
+
+EPS = 1e-6  # added to variances whose root divides
+
+
+def as_maps(x: Tensor) -> Tensor:
+    """Features as [B, C, P], in float32 at least.
+
+    >>> as_maps(torch.zeros(2, 5, 3)).shape, as_maps(torch.zeros(2, 5, 3, 4)).shape
+    (torch.Size([2, 3, 5]), torch.Size([2, 5, 12]))
+    """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if x.dim() == 2:
+        return x.unsqueeze(2)
+    return x.transpose(1, 2) if x.dim() == 3 else x.flatten(2)
+
+
+def from_maps(maps: Tensor, like: Tensor) -> Tensor:
+    """[B, C, P] in the shape and type of the features that it was made from.
+
+    >>> x = torch.arange(12.0).reshape(1, 4, 3)
+    >>> torch.equal(from_maps(as_maps(x), x), x)
+    True
+    """
+    back = maps.transpose(1, 2) if like.dim() == 3 else maps.reshape(like.shape)
+    return back.to(like.dtype)
+
+
+def channels(shape: tuple[int, ...]) -> int:
+    """How many channels a stage's output of this shape (of one sample) has.
+
+    >>> channels((64, 7, 7)), channels((49, 96)), channels((10,))
+    (64, 96, 10)
+    """
+    return shape[-1] if len(shape) == 2 else shape[0]
+
+
+def positions(shape: tuple[int, ...]) -> int:
+    """How many positions a stage's output of this shape has; one means that it has no style.
+
+    >>> positions((64, 7, 7)), positions((49, 96)), positions((10,))
+    (49, 49, 1)
+    """
+    count = 1
+    for n in shape:
+        count *= n
+    return count // channels(shape)
+
+
+def variance(x: Tensor, dim: int, unbiased: bool = False) -> Tensor:
+    """The variance over an axis; of a single value it is 0, unbiased or not.
+
+    >>> variance(torch.tensor([[1.0, 3.0]]), 1, unbiased=True), variance(torch.ones(1), 0, True)
+    (tensor([2.]), tensor(0.))
+    """
+    return x.var(dim=dim, correction=int(unbiased and x.shape[dim] > 1))
+
+
+def moments(maps: Tensor, eps: float = EPS, unbiased: bool = False) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation over the positions, [B, C] each; eps is under the root.
+
+    >>> mean, std = moments(torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]), eps=0.0)
+    >>> mean.item(), round(std.item(), 6)
+    (2.5, 1.118034)
+    """
+    return maps.mean(dim=2), (variance(maps, 2, unbiased) + eps).sqrt()
+
+
+def restyle(maps: Tensor, old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> Tensor:
+    """Replace the style, a mean and a standard deviation [B, C] each, by another.
+
+    >>> x = torch.tensor([[[1.0, 3.0]]])
+    >>> restyle(x, moments(x, eps=0.0), (torch.tensor([[0.0]]), torch.tensor([[5.0]])))
+    tensor([[[-5.,  5.]]])
+    """
+    (mean, std), (new_mean, new_std) = old, new
+    factor = new_std / std
+    return factor.unsqueeze(2) * (maps - mean.unsqueeze(2)) + new_mean.unsqueeze(2)
+
+
+def chosen(shapes: Mapping[str, tuple[int, ...]], text: str) -> dict[str, tuple[int, ...]]:
+    """The stages that a text names, with their shapes.
+
+    Args:
+        shapes: of every stage's output for one sample, in order.
+        text: "maps" (every stage whose output has more than one position), "all", or stages
+            joined by commas, by their names or counted from 1.
+
+    >>> shapes = {"conv1": (64, 7, 7), "conv2": (192, 3, 3), "fc": (10,)}
+    >>> list(chosen(shapes, "maps")), list(chosen(shapes, "conv2, 3"))
+    (['conv1', 'conv2'], ['conv2', 'fc'])
+    """
+    if text == "all":
+        return dict(shapes)
+    if text == "maps":
+        found = {s: shape for s, shape in shapes.items() if positions(shape) > 1}
+        if not found:
+            raise BadModel(
+                "no stage of the model gives maps or tokens, whose channels have a style: "
+                f"name its stages, or 'all' (they are {', '.join(shapes) or 'none'})"
+            )
+        return found
+    wanted = {_named(part.strip(), tuple(shapes)) for part in text.split(",")}
+    return {s: shape for s, shape in shapes.items() if s in wanted}
+
+
+def _named(part: str, stages: tuple[str, ...]) -> str:
+    if part.isdecimal() and 1 <= int(part) <= len(stages):
+        return stages[int(part) - 1]
+    if part not in stages:
+        raise UnknownName("stage", part, [*stages, "maps", "all"])
+    return part
