@@ -103,26 +103,24 @@ def permutation(key: Tensor, n: int) -> Tensor:
 def log_gamma(key: Tensor, alpha: float | Tensor, shape: tuple[int, ...] = ()) -> Tensor:
     """The logarithm of Gamma(alpha, 1) draws, in float64: sound down to tiny alpha.
 
-    Marsaglia and Tsang's method at alpha + 1 with a fixed number of candidates (the first accepted
-    one is chosen by `where`, so it runs under vmap), then the boost G(a) = G(a + 1) U^(1/a).
+    Marsaglia and Tsang's method at alpha + 1 with a fixed number of candidates, of which the first
+    accepted one is taken (so it runs under vmap), then the boost G(a) = G(a + 1) U^(1/a).
     """
     if not isinstance(alpha, Tensor):  # filled, not copied: a CUDA graph cannot copy from the host
         alpha = torch.full((), alpha, dtype=torch.float64, device=key.device)
     d = alpha + 2.0 / 3.0
-    log_v = torch.zeros(key.shape + shape, dtype=torch.float64, device=key.device)
-    found = torch.zeros_like(log_v, dtype=torch.bool)
-    for i in range(_CANDIDATES):
-        here = fold_in(key, i)
-        z = normal(here, shape, torch.float64)
-        u = uniform(fold_in(here, "accept"), shape, torch.float64)
-        root = 1.0 + z / torch.sqrt(9.0 * d)
-        candidate = 3.0 * torch.log(root.clamp_min(1e-100))
-        bound = 0.5 * z * z + d - d * torch.exp(candidate) + d * candidate
-        accepted = (root > 0) & (torch.log(u.clamp_min(1e-300)) < bound)
-        log_v = torch.where(accepted & ~found, candidate, log_v)
-        found = found | accepted
+    tries = (_CANDIDATES, *shape)
+    z = normal(fold_in(key, "normal"), tries, torch.float64)
+    u = uniform(fold_in(key, "accept"), tries, torch.float64)
+    root = 1.0 + z / torch.sqrt(9.0 * d)
+    log_v = 3.0 * torch.log(root.clamp_min(1e-100))
+    bound = 0.5 * z * z + d - d * torch.exp(log_v) + d * log_v
+    accepted = (root > 0) & (torch.log(u.clamp_min(1e-300)) < bound)
+    axis = key.dim()
+    first = accepted.to(torch.int8).argmax(dim=axis, keepdim=True)
+    chosen = log_v.gather(axis, first).squeeze(axis)
     boost = torch.log(uniform(fold_in(key, "boost"), shape, torch.float64).clamp_min(2.0**-54))
-    return torch.log(d) + log_v + boost / alpha
+    return torch.log(d) + chosen + boost / alpha
 
 
 def beta(key: Tensor, a: float, b: float, shape: tuple[int, ...] = ()) -> Tensor:

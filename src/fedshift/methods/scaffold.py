@@ -4,8 +4,11 @@ Every local gradient becomes g + c - c_k. After T steps, c_k+ = c_k - c + (w_t -
 paper's option II); the server adds (participants / clients) * mean (c_k+ - c_k) to c. Down: c. Up:
 c_k+ - c_k. Both are as large as the trained parameters, which they cover alone (not buffers).
 
-Option II takes (w_t - w_k) / (T eta) for the mean gradient. That holds for plain SGD; with local
-momentum, weight decay, clipping or Adam it is something else.
+Option II takes (w_t - w_k) / (T eta) for the mean gradient, which holds for plain SGD. With local
+momentum a gradient moves the model by up to 1 / (1 - momentum) times as much, so T is replaced by
+the sum of the weights that the gradients have in the displacement (the normaliser of FedNova, Wang
+et al. 2020); without it the variates are too large and the method diverges. With weight decay,
+clipping or Adam the estimate is rougher.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from torch import Tensor
 from fedshift.federation import Facts
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Data, Method, Report, State, Uploads
+from fedshift.protocol import Protocol
 from fedshift.tree import Tree
 
 if TYPE_CHECKING:
@@ -60,7 +64,7 @@ class Scaffold(Method):
 
     def report(self, ctx: Ctx, net: Net, data: Data) -> Report:
         """The change of c_k goes up, the new c_k is kept."""
-        span = ctx.steps * ctx.lr
+        span = ctx.lr * effective_steps(ctx.steps, ctx.protocol)
         now = net.tensors
         change = {n: (ctx.initial[n] - now[n]) / span - c for n, c in ctx.received.items()}
         return Report(mean=change, keep={n: ctx.kept[n] + d for n, d in change.items()})
@@ -83,3 +87,16 @@ class Scaffold(Method):
         share = len(uploads.clients) / uploads.total
         change = uploads.combined
         return new, State({n: c + share * change[n] for n, c in server.tensors.items()})
+
+
+def effective_steps(steps: Tensor, protocol: Protocol) -> Tensor:
+    """The sum of the weights that T gradients have in the displacement of SGD with momentum.
+
+    >>> effective_steps(torch.tensor(2), Protocol(momentum=0.5))  # the first 1 + 0.5, the second 1
+    tensor(2.5000)
+    """
+    beta = protocol.momentum if protocol.optimizer == "sgd" else 0.0
+    if beta == 0.0:
+        return steps
+    past = beta * (1.0 - beta**steps) / (1.0 - beta)
+    return (steps - past) / (1.0 - beta)
