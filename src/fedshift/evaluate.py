@@ -74,9 +74,16 @@ def evaluate(
     scores = [Score(c.name) for c in clients]
     # where each client holds a part of the model back, the rest alone is no model
     whole = plan.method.view == "global" or not plan.names("kept")
+    # where personal scores are of trained models, global ones are of what came before training
+    laid_over = plan.method.scores_trained and bool(plan.names("kept"))
     for split in SPLITS if whole else ():
         parts: list[Samples] = [getattr(c, split) for c in clients]
-        for score, value in zip(scores, _each(plan, model, parts, "global")):
+        if laid_over:
+            local = [{**model, **under("model", kept.get(c.name, {}))} for c in clients]
+            values = [_each(plan, t, [p], "global")[0] for t, p in zip(local, parts)]
+        else:
+            values = _each(plan, model, parts, "global")
+        for score, value in zip(scores, values):
             setattr(score, split, value)
     for score, client in zip(scores, clients):
         own = kept.get(client.name, {})
@@ -126,9 +133,7 @@ def logits(plan: Plan, tensors: Tree, x: Tensor, view: str = "global") -> Tensor
     return torch.cat(found)
 
 
-def _each(
-    plan: Plan, tensors: Tree, parts: Sequence[Samples], view: str
-) -> list[float | None]:
+def _each(plan: Plan, tensors: Tree, parts: Sequence[Samples], view: str) -> list[float | None]:
     """Mean score of each part under one set of tensors."""
     full = [p for p in parts if len(p)]
     if not full:

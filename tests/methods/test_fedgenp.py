@@ -1,0 +1,361 @@
+"""FedGenP: the client's loss, what the server trains for whom, and every switch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fedshift as fs
+from fedshift import keys
+from fedshift.errors import BadModel
+from fedshift.evaluate import logits
+from fedshift.federation import Client, Facts
+from fedshift.method import Uploads
+from fedshift.methods.fedgenp import consistency
+from fedshift.models import Staged
+from fedshift.net import Net
+from fedshift.parts.labels import draw_labels
+from fedshift.parts.latent_generator import BUFFERS
+from fedshift.parts.rows import rows_of
+from fedshift.tree import under
+from tests.methods.test_battery import start, state
+from tests.toys import CLASSES, federation, largest_difference, samples
+
+FedGenP = fs.methods.FedGenP
+QUICK = {"alpha": 1.0, "beta": 1.0, "hidden": 16, "gen_steps": 3, "gen_batch": 8}
+PROTOCOL = fs.Protocol(rounds=2, steps=2, batch=5, lr=0.1)
+D = torch.float64
+
+
+def small(**values):
+    return FedGenP(**{**QUICK, **values})
+
+
+def server_of(run):
+    return run.progress.server.methods["fedgenp"]
+
+
+# -- the client --------------------------------------------------------------------------------
+
+
+def test_weights_fall_with_the_round_to_a_floor():
+    like = torch.zeros((), dtype=D)
+    expected = {0: 0.0, 1: 9.8, 10: 8.170728, 50: 3.641697, 299: 0.023801, 2000: 1e-4}
+    for round, value in expected.items():
+        weight = FedGenP()._weight(10.0, torch.tensor(round), like)
+        assert weight.item() == pytest.approx(value, abs=5e-7)
+        plain = FedGenP(paper_loss=True)._weight(10.0, torch.tensor(round), like)
+        assert plain == (round > 0)
+    protocol = fs.Protocol(rounds=300, lr=0.01, schedule="exponential")
+    assert protocol.rate(10) == pytest.approx(0.009044, abs=5e-7)
+    assert protocol.rate(50) == pytest.approx(0.006050, abs=5e-7)
+
+
+def test_consistency_by_hand():
+    """The target softmax(1, 1, 0) is (e, e, 1) / (2e + 1), the student's logits are (2, 0, 0)."""
+    student = torch.tensor([[2.0, 0, 0]], dtype=D)
+    target = torch.tensor([[1.0, 1, 0]], dtype=D)
+    assert consistency(student, target).item() == pytest.approx(0.377550, abs=5e-7)
+    other = F.kl_div(student.log_softmax(1), target.softmax(1), reduction="batchmean")
+    assert consistency(student, target).item() == pytest.approx(other.item(), abs=1e-12)
+    nll = F.cross_entropy(student, torch.tensor([0]))
+    assert nll.item() == pytest.approx(0.239545, abs=5e-7)
+
+
+def test_the_loss_of_a_step_is_rebuilt_from_its_parts():
+    """One step of one client without dropout: both terms from the generator that it received."""
+    run = start(small(gen_batch=10), PROTOCOL.replace(steps=1), federation((5,))).play()
+    first = start(small(gen_batch=10), PROTOCOL.replace(steps=1, rounds=1), federation((5,))).play()
+    method, server = run.method.parts[0], first.progress.server
+    payload = method.broadcast(server_of(first), "a", 1)
+    assert payload.numbers == {"rounds": 1}
+    tensors = under("generator", payload.tensors)
+    step = keys.fold_in(keys.as_tensor(keys.fold(0, "client", "a", "train", 1)), 0)
+    key = keys.fold_in(keys.fold_in(step, "fedgenp"), "generated")
+    wanted = draw_labels(keys.fold_in(key, "labels"), 10, torch.ones(CLASSES, dtype=D))
+    made = method.generator(tensors, wanted, key).z
+    value = F.cross_entropy(Net(run.plan.model, server.model).head(made), wanted)
+    # a_1 = 1 * 0.98, and 10 generated features beside 5 samples count twice
+    assert run.lines[-2]["loss"]["generated"] == pytest.approx(0.98 * 2 * value.item(), abs=1e-9)
+    assert run.lines[-2]["loss"]["consistency"] > 0
+    assert first.lines[-2]["loss"]["generated"] == first.lines[-2]["loss"]["consistency"] == 0
+
+
+def test_the_first_round_is_plain_and_the_second_is_not():
+    for rounds, same in ((1, True), (2, False)):
+        protocol = PROTOCOL.replace(rounds=rounds)
+        a, b = start(small(), protocol).play(), start("fedavg", protocol).play()
+        apart = largest_difference(a.progress.server.model, b.progress.server.model)
+        assert (apart < 1e-12) == same
+
+
+# -- the server --------------------------------------------------------------------------------
+
+
+class Linear(Staged):
+    """The input as feature of a linear head."""
+
+    stages = ("body",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Identity()
+        self.head = nn.Linear(4, 2)
+
+
+@functools.cache
+def taught(rounds=1, clients=("a", "b", "c"), names=("a", "b", "c"), counted=None, **values):
+    """The server after it has seen heads that do not agree: client a has the classes turned."""
+    method = FedGenP(**{"hidden": 16, "gen_steps": 20, "gen_lr": 5e-2, **values})
+    torch.manual_seed(0)
+    model = Linear().double()
+    facts = Facts("classification", 2, (4,), names, width=4)
+    server = method.init_server({"head.weight": model.head.weight.detach()}, facts)
+    direction = torch.tensor([1.0, -1.0, 0.5, 0.0], dtype=D)
+    heads = {"a": direction, "b": -direction, "c": -direction}
+    weight = torch.stack([torch.stack([heads[c], -heads[c]]) for c in clients])
+    count = len(clients)
+    uploads = Uploads(
+        clients=clients,
+        samples=torch.ones(count, dtype=D),
+        weights=torch.ones(count, dtype=D) / count,
+        model={"head.weight": weight, "head.bias": torch.zeros(count, 2, dtype=D)},
+        extras={} if counted is None else {"counts": torch.tensor(counted, dtype=D)},
+        combined={},
+        total=len(names),
+        round=0,
+        stage="train",
+    )
+    net = Net(model).at({})
+    for r in range(rounds):
+        new = {"head.weight": weight.mean(0)}
+        _, server = method.after(new, uploads, server, net, keys.fold(7, r))
+    return method, server, weight
+
+
+def own_and_others(method, server, heads, client="a"):
+    """How often a client's features are classified as wanted: by its own head, by the others'."""
+    payload = method.broadcast(server, client, 1)
+    y = torch.arange(200) % 2
+    z = method.generator(under("generator", payload.tensors), y, keys.as_tensor(3)).z
+    right = (torch.einsum("kcd,bd->kbc", heads, z).argmax(2) == y).double().mean(1)
+    return right[0].item(), right[1:].mean().item()
+
+
+@pytest.mark.parametrize("schedule", ["joint", "alternate"])
+def test_a_generator_makes_what_others_know_and_the_client_does_not(schedule):
+    own, others = own_and_others(*taught(rounds=2, schedule=schedule))
+    assert others > 0.9 and own < 0.1
+
+
+def test_released_it_pleases_the_client_instead():
+    own, others = own_and_others(*taught(rounds=3, grl="released"))
+    assert own > 0.8 and others < 0.2
+
+
+def test_uncapped_it_runs_away():
+    def length(grl):
+        method, server, _ = taught(rounds=4, grl=grl)
+        tensors = under("generator", method.broadcast(server, "a", 1).tensors)
+        return method.generator(tensors, torch.arange(200) % 2, keys.as_tensor(3)).z.abs().mean()
+
+    assert length("uncapped") > 1.5 * length("capped")
+
+
+def test_rows_belong_to_names():
+    """The absent keep what they had; another order of clients gives the same generators."""
+    _, two, _ = taught(clients=("c", "a"))
+    _, full, _ = taught()
+    _, turned, _ = taught(clients=("c", "a"), names=("c", "b", "a"))
+    row = rows_of(two.numbers)
+    assert row == rows_of(turned.numbers)
+    assert largest_difference(dict(two.tensors), dict(turned.tensors)) == 0
+    assert two.tensors["adam/step"].tolist() == [20, 0, 20]
+    assert full.tensors["adam/step"].tolist() == [20, 20, 20]
+    for name in (n for n in two.tensors if n.startswith("adam/first")):
+        moments = two.tensors[name]
+        assert not moments[row["b"]].any()
+        assert moments[row["a"]].any() == moments[row["c"]].any()
+    weights = two.tensors["generator/mean.weight"]
+    assert not torch.allclose(weights[row["a"]], weights[row["c"]])
+    assert weights[row["b"]].any(), "drawn, though not trained"
+
+
+def test_a_generator_is_kept_over_rounds_with_its_optimizer():
+    _, server, _ = taught(rounds=3, gen_steps=5)
+    assert server.tensors["adam/step"].tolist() == [15, 15, 15]
+    assert server.numbers["rounds"] == 3
+    still, moving = taught(rounds=1, gen_steps=5), taught(rounds=2, gen_steps=5, gen_decay=0.0)
+    trained = {n: t for n, t in still[1].tensors.items() if n.startswith("generator/")}
+    for name, tensor in trained.items():  # the rate is 0 from the second round on
+        same = torch.equal(tensor, moving[1].tensors[name])
+        assert same == (name.partition("/")[2] not in BUFFERS)
+
+
+def test_classes_that_nobody_has_are_not_generated():
+    """The generator's column of a class that is never wanted has no gradient."""
+
+    def column(label, **values):
+        counted = ((5.0, 1.0), (9.0, 1.0), (3.0, 1.0))
+        method, server, _ = taught(label_weights="counts", counted=counted, **values)
+        payload = method.broadcast(server, "a", 1)
+        assert payload.tensors["available"].tolist() == [1, 0]
+        return payload.tensors["generator/hidden.weight"][:, 32 + label]
+
+    fresh, trained = {"gen_lr": 0.0}, {"gen_steps": 5, "gen_weight_decay": 0.0}
+    assert not torch.equal(column(0, **fresh), column(0, **trained))
+    assert torch.equal(column(1, **fresh), column(1, **trained))
+    method, server, _ = taught()
+    assert "available" not in method.broadcast(server, "a", 1).tensors
+
+
+def test_a_client_gets_its_own_generator_and_no_other():
+    run = start(small(), PROTOCOL.replace(rounds=1)).play()
+    server, method = server_of(run), run.method.parts[0]
+    payloads = [method.broadcast(server, c, 1).tensors for c in "abc"]
+    for k in range(3):
+        for name, tensor in payloads[k].items():
+            assert torch.equal(tensor, server.tensors[name][k])
+    assert not torch.equal(
+        payloads[0]["generator/mean.weight"], payloads[1]["generator/mean.weight"]
+    )
+    assert run.lines[0]["bytes_down"] == sum(t.numel() * 8 for t in payloads[0].values()) + 8 + sum(
+        t.numel() * t.element_size() for t in run.progress.server.model.values()
+    )
+
+
+# -- switches, scores, compositions ------------------------------------------------------------
+
+SWITCHES = [
+    {"grl": "released"},
+    {"schedule": "alternate"},
+    {"label_weights": "counts"},
+    {"vae": "code"},
+    {"noise": "uniform"},
+    {"kl_weight": 0.1},
+    {"repulsion": 0.5},
+    {"paper_loss": True},
+    {"decay": 0.5},
+    {"gen_weight_decay": 0.0},
+]
+
+
+@pytest.mark.parametrize("switch", SWITCHES, ids=lambda s: next(iter(s)))
+def test_every_switch_changes_the_run(switch):
+    runs = [start(small(**values), engine="stacked").play() for values in ({}, switch)]
+    shared = [{n: t for n, t in state(r).items() if n.startswith("head")} for r in runs]
+    assert largest_difference(*shared) > 1e-9
+    assert ("consistency" in runs[1].lines[-2]["loss"]) == (switch != {"paper_loss": True})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"grl": "released", "label_weights": "counts", "vae": "code", "noise": "uniform"},
+        {"grl": "uncapped", "schedule": "alternate", "kl_weight": 0.1, "bn": "client"},
+    ],
+)
+def test_switches_agree_on_both_engines(values):
+    protocol = fs.Protocol(rounds=2, epochs=1, batch=5, lr=0.1, participation=2)
+    loop, stacked = (start(small(**values), protocol, engine=e).play() for e in ("loop", "stacked"))
+    assert largest_difference(state(loop), state(stacked)) < 1e-9
+
+
+@pytest.mark.parametrize("other", ["fedbn", "mixup", "fedprox", "pfedavg"])
+def test_with_other_methods_on_both_engines(other):
+    name = f"fedgenp+{other}"
+    loop, stacked = (start(name, engine=e).play() for e in ("loop", "stacked"))
+    assert largest_difference(state(loop), state(stacked)) < 1e-9
+    assert loop.lines[-2]["loss"] is not None
+
+
+def test_personal_scores_stand_beside_global_ones():
+    run = start(small(), PROTOCOL.replace(rounds=3, participation=2)).play()
+    lines = {line["client"]: line for line in run.lines[-4:]}
+    for client in run.federation.clients:
+        own = under("tuned", run.progress.kept[client.name])
+        tensors = {"test": run.progress.server.model, "personal_test": own}
+        for name, held in tensors.items():
+            guess = logits(run.plan, held, client.test.x).argmax(1)
+            assert lines[client.name][name] == pytest.approx(
+                (guess == client.test.y).double().mean()
+            )
+    assert run.lines[-1]["mean"] == pytest.approx(sum(lines[c]["test"] for c in "abc") / 3)
+
+
+def test_statistics_that_stay_with_the_client():
+    """The global score is then of the shared parameters on the client's own statistics."""
+    run = start(small(bn="client"), PROTOCOL.replace(rounds=3)).play()
+    kept = run.progress.kept["a"]
+    held = sorted(n for n in kept if n.startswith("model/"))
+    statistics = ("num_batches_tracked", "running_mean", "running_var")
+    assert held == [f"model/conv.1.{n}" for n in statistics]
+    assert not run.progress.server.model["conv.1.running_mean"].any()
+    test = run.federation["a"].test
+    tensors = {**run.progress.server.model, **under("model", kept)}
+    guess = logits(run.plan, tensors, test.x).argmax(1)
+    assert run.lines[-4]["test"] == pytest.approx((guess == test.y).double().mean())
+
+
+def test_a_federation_that_lacks_a_class_and_a_client_alone():
+    def without(client):
+        train = samples(9, 5)
+        return Client(client.name, train.take(train.y != 2), client.val, client.test)
+
+    fed = federation((9, 9)).map(without)
+    run = start(small(label_weights="counts"), PROTOCOL, fed).play()
+    assert server_of(run).tensors["available"].tolist() == [1, 1, 0]
+    alone = start(small(), PROTOCOL.replace(participation=0.1)).play()
+    assert all(t.isfinite().all() for t in state(alone).values())
+
+
+def test_only_classification():
+    facts = Facts("segmentation", 2, (4,), ("a",), width=4)
+    with pytest.raises(BadModel, match="classifies"):
+        FedGenP().init_server({}, facts)
+
+
+class Published(Staged):
+    """The networks of the paper: convolutions of stride 2, a dense latent of 32, a linear head."""
+
+    def __init__(self, shape, widths, pool, classes) -> None:
+        super().__init__()
+        layers, channels = [], shape[0]
+        for width in widths:
+            layers += [nn.Conv2d(channels, width, 3, stride=2, padding=1), nn.BatchNorm2d(width)]
+            layers += [nn.ReLU(), *([nn.MaxPool2d(2)] if pool else [])]
+            channels = width
+        layers.append(nn.Flatten())
+        flat = nn.Sequential(*layers)(torch.zeros(2, *shape)).shape[1]
+        self.stages = ("body",)
+        self.body = nn.Sequential(*layers, nn.Linear(flat, 32))
+        self.head = nn.Linear(32, classes)
+
+
+@pytest.mark.parametrize(
+    ("network", "parameters", "hidden", "generator"),
+    [
+        (((1, 28, 28), (6, 16), False, 10), 26_434, 256, 27_968),
+        (((1, 28, 28), (6, 16), False, 26), 26_962, 256, 32_064),
+        (((3, 84, 84), (16, 32, 64), True, 2), 25_954, 128, 12_992),
+    ],
+    ids=["mnist", "emnist", "celeba"],
+)
+def test_published_sizes(network, parameters, hidden, generator):
+    model = Published(*network)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    facts = Facts("classification", network[3], network[0], ("a", "b"), width=32)
+    server = FedGenP(hidden=hidden).init_server(dict(model.named_parameters()), facts)
+    sent = under("generator", FedGenP().broadcast(server, "b", 0).tensors)
+    assert sum(t.numel() for n, t in sent.items() if n not in BUFFERS) == generator
+    assert sum(sent[n].numel() for n in BUFFERS) == 2 * hidden
+
+
+def test_names_of_the_switches():
+    names = {f.name for f in dataclasses.fields(FedGenP)}
+    assert {"grl", "schedule", "label_weights", "vae", "noise", "paper_loss", "bn"} <= names
