@@ -27,6 +27,7 @@ from fedshift.aggregate import Server
 from fedshift.checkpoint import Best, Progress
 from fedshift.compose import Composed
 from fedshift.engines import Engine, choice
+from fedshift.engines.loop import one_thread
 from fedshift.errors import BadRun, BadValue
 from fedshift.federation import Client, Federation
 from fedshift.method import Method, Stage, State
@@ -184,9 +185,10 @@ class Run:
         server = now.server
         if stage.program != "tune":
             key = keys.fold(self.seed, "server", stage.name, now.round)
-            server = aggregate.absorb(
-                self.plan, server, good, self._samples, now.round, key, stage.name
-            )
+            with one_thread(self.device):  # small networks, trained at the server, lose by more
+                server = aggregate.absorb(
+                    self.plan, server, good, self._samples, now.round, key, stage.name
+                )
             if not tree.finite(server.model):
                 self._stop("the server's model has", now, "and the server's")
         trained = stage.program in ("train", "tune")
