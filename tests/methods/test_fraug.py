@@ -199,6 +199,18 @@ def test_real_and_synthetic_loss(lam, mixing, total):
     assert sum(terms.values()).item() == pytest.approx(total, abs=1e-12)
 
 
+@pytest.mark.parametrize(("rounds", "last"), [(200, 199), (20, 19)])
+def test_the_ramp_takes_the_same_course_over_any_number_of_rounds(rounds, last):
+    # exp(-2), exp(-1) half way; with 200 rounds, gamma is the 0.01 of the released code
+    def at(round: int, **switch: Any) -> float:
+        return FRAug(**switch)._lambda(context(round=round, rounds=rounds)).item()
+
+    assert at(0) == pytest.approx(0.135335, abs=5e-7)
+    assert at(rounds // 2) == pytest.approx(0.367879, abs=5e-7)
+    assert at(last) == pytest.approx(math.exp(-2 / rounds), abs=1e-12)
+    assert at(0, ramp_rate=0.01) == pytest.approx(math.exp(-0.01 * rounds), abs=1e-12)
+
+
 def test_cyclic_labels():
     # start ((3 * 10 + 2) * 4) mod 7 = 2
     ctx = context(round=3, step=2, steps=10, classes=7)

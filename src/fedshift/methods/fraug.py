@@ -51,7 +51,9 @@ The paper leaves much open; where it and the code disagree, the default is named
 
 - Noise is normal as in the paper; the code's is uniform on [0, 1) (`noise=uniform`).
 - lambda and the constant rate of the class means are the code's; the paper cites another ramp
-  (`ramp=gaussian`) and ramps that rate too (`means_ramp`).
+  (`ramp=gaussian`) and ramps that rate too (`means_ramp`). gamma is 2 / R: the code's 0.01 at 200
+  rounds, and the same course of lambda over fewer. With 0.01 and 20 rounds, synthetic embeddings
+  would weigh one half from the start.
 - Real and synthetic loss are mixed by w as in the code; the paper adds them (`mixing=sum`).
 - Class means of absent classes stay; read literally, the paper's Eq. 4 shrinks them
   (`means_shrink`).
@@ -121,7 +123,9 @@ class FRAug(Method):
     lr_generator: float = hp(0.02, "learning rate of the generator", low=0)
     lr_rtnet: float = hp(0.05, "learning rate of RTNet", low=0)
     ramp: str = hp("exponential", "growth of lambda over rounds", choices=tuple(RAMPS))
-    ramp_rate: float = hp(0.01, "rate of the exponential and hyperbolic ramps (gamma)", low=0)
+    ramp_rate: float = hp(
+        0.0, "rate of the exponential and hyperbolic ramps (gamma; 0: 2 / rounds)", low=0
+    )
     ramp_residual: bool = hp(True, "lambda scales the residuals too, not the loss alone")
     mixing: str = hp(
         "weighted", "real and synthetic loss: (1-w, w), or added", choices=("weighted", "sum")
@@ -306,8 +310,10 @@ class FRAug(Method):
         return draw(key, shape, ctx.lr.dtype)
 
     def _lambda(self, ctx: Ctx) -> Tensor:
-        ramp = RAMPS[self.ramp]
-        return ramp(ctx.round.to(ctx.lr.dtype), ctx.protocol.rounds, self.ramp_rate)
+        """The ramp of this round; by itself it starts at exp(-2), however many rounds there are."""
+        rounds = ctx.protocol.rounds
+        rate = self.ramp_rate or 2.0 / rounds
+        return RAMPS[self.ramp](ctx.round.to(ctx.lr.dtype), rounds, rate)
 
     def _noise_width(self, width: int) -> int:
         return self.noise_width or max(1, width // 2)
