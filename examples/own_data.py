@@ -27,7 +27,9 @@ hospitals = {
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:  # a file for the command line
-        named = {f"{name}/{axis}": a for name, pair in hospitals.items() for axis, a in zip("xy", pair)}
+        named = {
+            f"{name}/{axis}": a for name, pair in hospitals.items() for axis, a in zip("xy", pair)
+        }
         np.savez(sys.argv[1], classes=np.array(["malignant", "benign"]), **named)
     else:
         data = fs.data.arrays(hospitals, name="hospitals", classes=["malignant", "benign"])

@@ -4,10 +4,10 @@
     fedshift run examples/own_method.py:Mine --data shifted-digits --rounds 2
     fedshift run examples/own_method.py:Mine+fedbn --data shifted-digits --set pull=2
 
-Clients that train alone for a while forget what the others know. This method holds them back twice:
-a client's predictions stay near those of the model it received (distillation, Hinton et al. 2015),
-and the server takes the new mean a part of the way only (the slow weights of Lookahead, Zhang et al.
-2019). Both hooks are pure functions of tensors, so the method runs on every engine as it stands.
+Clients that train alone for a while forget what the others know. This method holds them back
+twice: a client's predictions stay near those of the model it received (distillation, Hinton et al.
+2015), and the server goes to the new mean a part of the way only (the slow weights of Lookahead,
+Zhang et al. 2019). Both hooks are pure functions of tensors, so it runs on every engine as it is.
 """
 
 from __future__ import annotations

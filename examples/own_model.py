@@ -6,7 +6,7 @@
         --stages conv1,conv2 --head fc --rounds 2
 
 Methods put layers after stages and look at what reaches the head; they never ask for more. `Net`
-says itself what its stages and head are; `Plain` knows nothing of fedshift and is told from outside.
+says itself what its stages and head are; of `Plain`, which knows nothing of fedshift, it is said.
 """
 
 from __future__ import annotations

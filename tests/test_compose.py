@@ -48,7 +48,7 @@ def test_a_method_without_a_name_is_not_taken_for_fedavg():
         type("Mine", (Method,), {"loss": lambda self, out, y, ctx, net: {}})
     )()
     for build in (lambda: Composed.of(nameless), lambda: nameless + Mixup()):
-        with pytest.raises(BadValue, match="'Mine' is named 'fedavg'.*of its own"):
+        with pytest.raises(BadValue, match=r"'Mine' is named 'fedavg'.*of its own"):
             build()
     for taken in ("model", "a/b", "a+b"):
         with pytest.raises(BadValue, match="cannot be"):
@@ -107,11 +107,15 @@ def phased(name: str, *phases: Phase) -> Method:
 
 def test_phases_of_one_name_fuse_where_the_first_stood():
     a = phased("a", Phase("up", ("critic",), ("gap",), sign=-1), Phase("model", terms=("*", "gap")))
-    b = phased("b", Phase("model", ("model", "head"), ("*", "own"), train_mode=("head",)), Phase("last"))
+    b = phased(
+        "b", Phase("model", ("model", "head"), ("*", "own"), train_mode=("head",)), Phase("last")
+    )
     found = (a + b).phases()
     assert [p.name for p in found] == ["up", "model", "last"]
     assert found[0] == a.phases()[0]
-    assert found[1] == Phase("model", ("model", "head"), ("*", "gap", "own"), train_mode=("model", "head"))
+    assert found[1] == Phase(
+        "model", ("model", "head"), ("*", "gap", "own"), train_mode=("model", "head")
+    )
     assert [p.name for p in (b + a).phases()] == ["model", "last", "up"]
     # who says nothing of phases changes none
     assert (FedProx() + a + Mixup()).phases() == a.phases()
@@ -124,7 +128,9 @@ def test_phases_of_one_name_fuse_where_the_first_stood():
 def test_phases_that_disagree(change):
     ours = phased("ours", Phase("model", terms=("*", "ours")))
     theirs = phased("theirs", replace(Phase("model"), **change))
-    with pytest.raises(CannotCombine, match=f"'ours' and 'theirs'.*'model', with different {next(iter(change))}"):
+    with pytest.raises(
+        CannotCombine, match=f"'ours' and 'theirs'.*'model', with different {next(iter(change))}"
+    ):
         (ours + theirs).phases()
     # a phase that says nothing agrees with any, whichever comes first
     plain = phased("plain", Phase("model"))
@@ -147,7 +153,9 @@ def test_stages_stand_before_and_behind_training():
     assert (a + staged("c", first, short)).stages(PROTOCOL) == (first, short)
     assert (FedProx() + Mixup()).stages(PROTOCOL) == (Stage("train", PROTOCOL.rounds),)
     for other in (Stage("look", 2, "collect"), Stage("train", 4)):
-        with pytest.raises(CannotCombine, match=f"'a' and 'd' both declare the stage '{other.name}'"):
+        with pytest.raises(
+            CannotCombine, match=f"'a' and 'd' both declare the stage '{other.name}'"
+        ):
             (a + staged("d", other)).stages(PROTOCOL)
 
 
@@ -176,7 +184,9 @@ def test_twice_the_same():
 
 
 def test_two_losses_of_one_name():
-    a, b = (named(n, loss=lambda self, out, y, ctx, net: {"task": out.logits.sum()}) for n in ("a", "b"))
+    a, b = (
+        named(n, loss=lambda self, out, y, ctx, net: {"task": out.logits.sum()}) for n in ("a", "b")
+    )
     with pytest.raises(CannotCombine, match="'a' and 'b' both give the loss term 'task'"):
         start(a + b).play()
 
@@ -185,8 +195,10 @@ def test_two_rules_for_one_tensor():
     def rule(wanted):
         return lambda self, name, stacked, weights: stacked[0] if name == wanted else None
 
-    a, b, c = (named(n, combine=rule(w)) for n, w in (("a", "head.bias"), ("b", "head.bias"), ("c", "x")))
-    with pytest.raises(CannotCombine, match="'a' and 'b' both combine 'head.bias'"):
+    a, b, c = (
+        named(n, combine=rule(w)) for n, w in (("a", "head.bias"), ("b", "head.bias"), ("c", "x"))
+    )
+    with pytest.raises(CannotCombine, match=r"'a' and 'b' both combine 'head.bias'"):
         start(a + b).play()
     run = start(a + c, PROTOCOL.replace(rounds=1))
     assert torch.equal((a + c).combine("head.bias", torch.arange(2.0), None), torch.tensor(0.0))
@@ -219,7 +231,9 @@ def test_corrections_chain_in_order(engine, whole, gradient):
     """A slope of 1 through "twice" and "plus": 2 + 10, or 2 * 11."""
     fed = clients((0, 0, 1))
     protocol = fs.Protocol(rounds=1, steps=1, batch=1, lr=1)
-    run = fs.Run(fed, Quadratic() + whole, protocol, Number, dtype="float64", device="cpu", engine=engine)
+    run = fs.Run(
+        fed, Quadratic() + whole, protocol, Number, dtype="float64", device="cpu", engine=engine
+    )
     assert run.play().progress.server.model["body.weight"].item() == -gradient
 
 
@@ -253,7 +267,9 @@ class Counter(Method):
 
     def report(self, ctx, net, data):
         assert set(ctx.kept) == set(ctx.received) == {"n"}
-        return Report(mean={"n": ctx.received["n"] + self.step}, keep={"n": ctx.kept["n"] + self.step})
+        return Report(
+            mean={"n": ctx.received["n"] + self.step}, keep={"n": ctx.kept["n"] + self.step}
+        )
 
     def after(self, new, uploads, server, net, key):
         assert set(uploads.extras) == {"n"}
@@ -267,7 +283,9 @@ class Other(Counter):
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_states_uploads_and_kept_are_apart(engine):
-    run = start(Counter(step=1.0) + Other(step=10.0), PROTOCOL.replace(rounds=3), engine=engine).play()
+    run = start(
+        Counter(step=1.0) + Other(step=10.0), PROTOCOL.replace(rounds=3), engine=engine
+    ).play()
     counts = {m: s.tensors["n"].item() for m, s in run.progress.server.methods.items()}
     assert counts == {"counter": 3.0, "other": 30.0}
     assert run.progress.kept["a"]["counter/n"] == 3 and run.progress.kept["a"]["other/n"] == 30
@@ -291,7 +309,8 @@ def test_draws_are_apart():
 
 
 @pytest.mark.parametrize(
-    "text", ["fedprox+mixup", "fedbn+fedprox+mixup", "scaffold+fedprox", "local+mixup", "fedbn+pfedavg"]
+    "text",
+    ["fedprox+mixup", "fedbn+fedprox+mixup", "scaffold+fedprox", "local+mixup", "fedbn+pfedavg"],
 )
 def test_compositions_agree_over_engines_and_orders(text):
     """The sums that these are do not depend on the order."""

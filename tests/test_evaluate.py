@@ -114,7 +114,9 @@ def by_hand(tensors: dict[str, torch.Tensor], samples: Samples) -> float:
 @pytest.mark.parametrize("eval_batch", [512, 4])
 def test_the_global_model_on_every_client(eval_batch):
     run = start("fedavg", ONE.replace(eval_batch=eval_batch)).play()
-    scores = evaluate.evaluate(run.plan, run.progress.server.model, run.progress.kept, run.federation.clients)
+    scores = evaluate.evaluate(
+        run.plan, run.progress.server.model, run.progress.kept, run.federation.clients
+    )
     for score, client in zip(scores, run.federation.clients):
         assert score.test == pytest.approx(by_hand(run.progress.server.model, client.test))
         assert score.val == pytest.approx(by_hand(run.progress.server.model, client.val))
@@ -125,19 +127,31 @@ def test_the_global_model_on_every_client(eval_batch):
 def test_personal_tensors():
     """The global ones, with what is kept over them, with what was tuned over all."""
     one, two, three = (torch.tensor(float(k)) for k in (1, 2, 3))
-    kept = {"model/b": two, "model/c": two, "tuned/c": three, "scaffold/a": three, "optimizer/x/a": three}
+    kept = {
+        "model/b": two,
+        "model/c": two,
+        "tuned/c": three,
+        "scaffold/a": three,
+        "optimizer/x/a": three,
+    }
     found = evaluate.personal_tensors({"a": one, "b": one, "c": one}, kept)
     assert found == {"a": one, "b": two, "c": three}
 
 
 def test_scoring_moves_nothing():
     run = start("fedbn", ONE).play()
-    digests = [tree.digest(run.progress.server.model), *map(tree.digest, run.progress.kept.values())]
+    digests = [
+        tree.digest(run.progress.server.model),
+        *map(tree.digest, run.progress.kept.values()),
+    ]
     momentum = run.plan.model.get_submodule("conv.1").momentum
     clients = run.federation.clients
     evaluate.evaluate(run.plan, run.progress.server.model, run.progress.kept, clients)
     evaluate.evaluate_unseen(run.plan, run.progress.server.model, run.progress.kept, clients)
-    assert digests == [tree.digest(run.progress.server.model), *map(tree.digest, run.progress.kept.values())]
+    assert digests == [
+        tree.digest(run.progress.server.model),
+        *map(tree.digest, run.progress.kept.values()),
+    ]
     assert run.plan.model.get_submodule("conv.1").momentum == momentum == 0.1
 
 
@@ -145,7 +159,9 @@ def test_a_methods_own_prediction_is_scored():
     def predict(self, net, x, view):
         return nn.functional.one_hot(torch.zeros(len(x), dtype=torch.int64), 3).double()
 
-    always_first = dataclass(frozen=True)(type("First", (Method,), {"name": "first", "predict": predict}))
+    always_first = dataclass(frozen=True)(
+        type("First", (Method,), {"name": "first", "predict": predict})
+    )
     run = start(always_first(), ONE).play()
     assert [line["test"] for line in run.lines if line["client"]] == [pytest.approx(1 / 3)] * 3
 
@@ -159,7 +175,9 @@ def test_unseen_clients_get_the_global_model_where_all_is_shared():
     assert line["role"] == "unseen"
     assert line["test"] == pytest.approx(by_hand(run.progress.server.model, federation()["b"].test))
     last = {line["client"]: line for line in run.lines}
-    assert last[None]["mean"] == pytest.approx((last["a"]["test"] + last["c"]["test"]) / 2), "of those seen"
+    assert last[None]["mean"] == pytest.approx((last["a"]["test"] + last["c"]["test"]) / 2), (
+        "of those seen"
+    )
 
 
 @dataclass(frozen=True)
@@ -188,7 +206,9 @@ def test_only_kept_statistics_are_estimated_anew():
 
 def test_before_anybody_kept_anything_it_is_the_global_model():
     run = start("fedbn")
-    found = evaluate.for_unseen(run.plan, run.progress.server.model, [{}, {}], federation()["c"].train.x)
+    found = evaluate.for_unseen(
+        run.plan, run.progress.server.model, [{}, {}], federation()["c"].train.x
+    )
     assert all(torch.equal(found[n], t) for n, t in run.progress.server.model.items())
 
 
@@ -197,7 +217,10 @@ def test_there_is_no_score_where_clients_keep_more_than_norms():
         type(
             "KeepsHead",
             (Method,),
-            {"name": "head", "scope": lambda s, name, m: Scope("kept" if name.startswith("head.") else "both")},
+            {
+                "name": "head",
+                "scope": lambda s, name, m: Scope("kept" if name.startswith("head.") else "both"),
+            },
         )
     )
     run = start(keeps_head(), ONE, hold_out=["c"]).play()

@@ -48,7 +48,9 @@ def test_as_scripts_and_on_the_command_line(path, here, capfd):
     for program, *rest in shown:
         if program == "python":
             one = {**os.environ, "OMP_NUM_THREADS": "1"}
-            done = subprocess.run([sys.executable, *rest], capture_output=True, text=True, env=one, timeout=300)
+            done = subprocess.run(
+                [sys.executable, *rest], capture_output=True, text=True, env=one, timeout=300
+            )
             assert done.returncode == 0, done.stderr
             if len(rest) == 1:
                 assert all(text in done.stdout for text in SHOWS[path.stem]), done.stdout
@@ -63,9 +65,15 @@ def test_as_scripts_and_on_the_command_line(path, here, capfd):
 
 def test_the_own_method_from_its_file_as_its_docs_say(here):
     """In a process of its own, the command that readers try first."""
-    rest = "run examples/own_method.py:Mine --data shifted-digits --rounds 2 --epochs 1 --model mlp --device cpu"
+    rest = "run examples/own_method.py:Mine --data shifted-digits --rounds 2 "
+    rest += "--epochs 1 --model mlp --device cpu"
     done = subprocess.run(
-        [sys.executable, "-c", "import sys; from fedshift.cli import main; sys.exit(main())", *rest.split()],
+        [
+            sys.executable,
+            "-c",
+            "import sys; from fedshift.cli import main; sys.exit(main())",
+            *rest.split(),
+        ],
         capture_output=True,
         text=True,
         timeout=300,

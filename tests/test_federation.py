@@ -44,7 +44,10 @@ X, Y = FED["b"].train.x, FED["b"].train.y
         ({"x": X[:0], "y": Y[:0]}, "client 'b' of 'toy' has no training data: give it some"),
         ({"x": X[:5]}, r"client 'b' of 'toy' \(train\) has 5 samples but 6 labels"),
         ({"x": X[..., :5]}, r"\(1, 6, 5\), but client 'a' has \(1, 6, 6\): resize"),
-        ({"x": X.index_fill(0, torch.tensor(5), torch.nan)}, r"\(train\) holds NaN or infinite values"),
+        (
+            {"x": X.index_fill(0, torch.tensor(5), torch.nan)},
+            r"\(train\) holds NaN or infinite values",
+        ),
         ({"x": X * torch.inf}, "holds NaN or infinite values"),
         ({"y": Y.double()}, "labels of type torch.float64: labels must be whole numbers"),
         ({"y": Y == 0}, "labels of type torch.bool"),

@@ -76,8 +76,8 @@ class Composed:
         for part, name in zip(self.parts, names):
             if (name == Method.name and _changes(part)) or name in _TAKEN or set(name) & set("/+"):
                 raise BadValue(
-                    f"method class '{type(part).__name__}' is named '{name}', which cannot be: give "
-                    "it a `name: ClassVar[str]` of its own, in letters, digits and dashes"
+                    f"method class '{type(part).__name__}' is named '{name}', which cannot be: "
+                    "give it a `name: ClassVar[str]` of its own, in letters, digits and dashes"
                 )
             if names.count(name) > 1:
                 raise CannotCombine(f"'{name}' stands twice in '{self.name}': name it once")
@@ -160,7 +160,9 @@ class Composed:
         groups = {s.group: owner for owner, s in scopes if s.group != "model"}
         if len(groups) > 1:
             a, b = list(groups.values())[:2]
-            raise CannotCombine(f"'{a}' and '{b}' both want to train '{name}' in a group of their own")
+            raise CannotCombine(
+                f"'{a}' and '{b}' both want to train '{name}' in a group of their own"
+            )
         return Scope(share, next(iter(groups), "model"))
 
     def init_server(self, params: Tree, facts: Facts) -> dict[str, State]:
@@ -185,7 +187,8 @@ class Composed:
     def stages(self, protocol: Protocol) -> tuple[Stage, ...]:
         """The parts' stages: those before training, training, those after it."""
         found: dict[str, tuple[str, Stage]] = {}
-        before, behind = [], []
+        before: list[Stage] = []
+        behind: list[Stage] = []
         for part in self.parts:
             side = before
             for stage in part.stages(protocol) if overrides(part, "stages") else ():
@@ -240,7 +243,9 @@ class Composed:
         part = next(p for p in self.parts if p.name == owner)
         return part.combine_extra(rest, stacked, weights)
 
-    def server_step(self, old: Tree, new: Tree, server: dict[str, State]) -> tuple[Tree, dict[str, State]]:
+    def server_step(
+        self, old: Tree, new: Tree, server: dict[str, State]
+    ) -> tuple[Tree, dict[str, State]]:
         """The step of the one part that has its own."""
         for part in self.parts:
             if overrides(part, "server_step"):

@@ -185,7 +185,10 @@ def _with_own_statistics(plan: Plan, tensors: Tree, x: Tensor) -> Tree:
     """
     owner = owners(plan.model)
     own = {id(owner[n]) for n in norm_names(plan) if n.endswith(".running_mean")}
-    norms = [m for m in plan.model.modules() if id(m) in own]
+    batch_norms = [
+        m for m in plan.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
+    ]
+    norms = [m for m in batch_norms if id(m) in own]
     moved = {n: t.clone() for n, t in tensors.items()}
     momenta = [m.momentum for m in norms]
     try:

@@ -56,12 +56,21 @@ def clients(*losses: tuple[float, float, float], sizes: tuple[int, ...] = ()) ->
     made = []
     for k, loss in enumerate(losses):
         n = sizes[k] if sizes else 1
-        s = Samples(torch.tensor([loss] * n, dtype=torch.float64), torch.zeros(n, dtype=torch.int64))
+        s = Samples(
+            torch.tensor([loss] * n, dtype=torch.float64), torch.zeros(n, dtype=torch.int64)
+        )
         made.append(Client(chr(ord("a") + k), s, s, s))
     return Federation("quadratics", tuple(made), ("only",))
 
 
-def run(method: Method, engine: str, rounds: int = 1, fed: Federation | None = None, start: float = 0.0, **protocol):
+def run(
+    method: Method,
+    engine: str,
+    rounds: int = 1,
+    fed: Federation | None = None,
+    start: float = 0.0,
+    **protocol,
+):
     """A run that has been played."""
     return fs.Run(
         fed or clients(*TWO),

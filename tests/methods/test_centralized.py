@@ -32,7 +32,9 @@ def test_every_client_is_scored_on_its_own_data():
     last = {line["client"]: line for line in played.lines}
     for client in federation().clients:
         right = evaluate.logits(played.plan, played.progress.server.model, client.test.x).argmax(1)
-        assert last[client.name]["test"] == pytest.approx((right == client.test.y).double().mean().item())
+        assert last[client.name]["test"] == pytest.approx(
+            (right == client.test.y).double().mean().item()
+        )
     assert last[None]["mean"] == pytest.approx(sum(last[c]["test"] for c in "abc") / 3)
     assert last["pooled"]["test"] is None
 

@@ -14,7 +14,9 @@ from fedshift.models import Staged
 from tests.methods.test_battery import PROTOCOL, start
 from tests.toys import CLASSES, ToyNet, federation
 
-NORM = {f"conv.1.{n}" for n in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+NORM = {
+    f"conv.1.{n}" for n in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+}
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
@@ -113,10 +115,14 @@ def test_an_unseen_client(eval_batch):
         expected[name] = (a + b) / 2 if a.is_floating_point() else torch.maximum(a, b)
     weight, bias = expected["conv.0.weight"], expected["conv.0.bias"]
     batches = [client.train.x] if eval_batch == 512 else [client.train.x[:5], client.train.x[5:10]]
-    seen = [nn.functional.conv2d(x, weight, bias, padding=1).movedim(1, 0).flatten(1) for x in batches]
+    seen = [
+        nn.functional.conv2d(x, weight, bias, padding=1).movedim(1, 0).flatten(1) for x in batches
+    ]
     expected["conv.1.running_mean"] = sum(s.mean(1) for s in seen) / len(seen)
     expected["conv.1.running_var"] = sum(s.var(1) for s in seen) / len(seen)
-    found = evaluate.for_unseen(run.plan, run.progress.server.model, list(kept.values()), client.train.x)
+    found = evaluate.for_unseen(
+        run.plan, run.progress.server.model, list(kept.values()), client.train.x
+    )
     for name in set(expected) - {"conv.1.num_batches_tracked"}:
         assert torch.allclose(found[name], expected[name], rtol=0, atol=1e-12), name
 

@@ -20,7 +20,9 @@ def test_another_clients_data_change_nothing(engine):
     other = fed["b"]
     other = dataclasses.replace(other, train=Samples(other.train.x.flip(0) + 1.0, other.train.y))
     changed = Federation(fed.name, (fed["a"], other, fed["c"]), fed.classes)
-    before, after = (start("local", fed=f, engine=engine).play().progress.kept for f in (fed, changed))
+    before, after = (
+        start("local", fed=f, engine=engine).play().progress.kept for f in (fed, changed)
+    )
     same = {c: tree.digest(before[c]) == tree.digest(after[c]) for c in fed.names}
     assert same == {"a": True, "b": False, "c": True}
 

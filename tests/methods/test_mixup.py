@@ -44,7 +44,9 @@ def test_one_lambda_and_one_permutation_a_batch():
     for key in range(30):
         x, y = drawn(key)
         assert torch.equal(x, y), "labels are mixed as samples are"
-        assert torch.allclose(x.sum(0), torch.ones(8, dtype=torch.float64)), "partners are a permutation"
+        assert torch.allclose(x.sum(0), torch.ones(8, dtype=torch.float64)), (
+            "partners are a permutation"
+        )
         moved = x.diagonal() < 1 - 1e-12
         assert x.diagonal()[moved].unique().numel() <= 1, "one lambda"
         off_diagonal += int(moved.sum())
@@ -54,9 +56,13 @@ def test_one_lambda_and_one_permutation_a_batch():
 def test_steps_draw_anew_from_beta():
     """Beta(a, a) has mean 1/2 and variance 1 / (4 (2 a + 1)): 0.178571 for a = 0.2."""
     key = keys.fold_in(keys.as_tensor(3), torch.arange(4000))
-    x, _ = torch.vmap(lambda k: Mixup(alpha=0.2).batch(torch.eye(2).double(), torch.arange(2), SimpleNamespace(
-        key=k, facts=SimpleNamespace(classes=2)
-    )))(key)
+    x, _ = torch.vmap(
+        lambda k: Mixup(alpha=0.2).batch(
+            torch.eye(2).double(),
+            torch.arange(2),
+            SimpleNamespace(key=k, facts=SimpleNamespace(classes=2)),
+        )
+    )(key)
     swapped = x[:, 0, 0] < 1  # otherwise the permutation was the identity, or lambda 1
     lam = x[swapped, 0, 0]
     # standard errors with about 2000 of them: 0.0094 and 0.0020

@@ -22,7 +22,9 @@ def test_tuning_goes_on_from_the_global_model(engine, tune):
     at = w(run(FedAvg(), engine, 2))
     assert w(played) == at
     tuned = [k[f"tuned/{W}"].item() for k in played.progress.kept.values()]
-    assert tuned == pytest.approx([0.9 ** (5 * tune) * at, 1 + 0.7 ** (5 * tune) * (at - 1)], abs=1e-12)
+    assert tuned == pytest.approx(
+        [0.9 ** (5 * tune) * at, 1 + 0.7 ** (5 * tune) * (at - 1)], abs=1e-12
+    )
 
 
 def test_tuned_models_do_not_feed_back():

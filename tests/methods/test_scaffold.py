@@ -90,5 +90,7 @@ def test_twice_the_model_travels():
 
 
 def test_there_is_one_server_step():
-    with pytest.raises(CannotCombine, match="'scaffold' and 'fedavgm' both replace the server's step"):
+    with pytest.raises(
+        CannotCombine, match="'scaffold' and 'fedavgm' both replace the server's step"
+    ):
         methods.make("scaffold+fedavgm")

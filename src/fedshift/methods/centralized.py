@@ -1,8 +1,8 @@
 """Centralized: all data at one place, the line that federations aim at.
 
 It changes no hook: the run pools the clients' training data into one client and scores the model on
-each client's own test data. Nobody's data stay private here. With local epochs it takes about as many
-steps a round as all clients together; with a number of local steps, as many as one of them.
+each client's own test data. Nobody's data stay private here. With local epochs it takes about as
+many steps a round as all clients together; with a number of local steps, as many as one of them.
 """
 
 from __future__ import annotations

@@ -29,9 +29,7 @@ class FedProx(Method):
     """
 
     name: ClassVar[str] = "fedprox"
-    paper: ClassVar[str] = (
-        "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
-    )
+    paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 
     mu: float = hp(0.01, "weight of the proximal term (mu)", low=0, off=0.0)
 
