@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedshift.parts.class_means import ClassMeans
+from fedshift.parts.class_means import ClassMeans, batch_means
 
 U = torch.tensor([[2.0, 0.0], [4.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
 FIRST, SECOND = torch.tensor([0, 0, 2]), torch.tensor([1, 1, 2])
@@ -49,6 +49,13 @@ def test_nothing_moves_in_eval_mode_or_without_a_batch():
     module.eval()
     assert module(U, FIRST, 0.3).abs().max() == 0.0
     assert module.seen.abs().max() == 0.0
+
+
+def test_autocast_does_not_round_means():
+    u = torch.tensor([[1.0], [2.0**-10]])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        means, _ = batch_means(u, torch.tensor([0, 0]), 1)
+    assert means.item() == (1.0 + 2.0**-10) / 2
 
 
 def test_each_client_has_its_own_under_vmap():

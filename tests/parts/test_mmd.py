@@ -81,3 +81,11 @@ def test_distances_map_over_clients(name):
     mapped = torch.vmap(mmd.DISTANCES[name])(x, y)
     each = torch.stack([mmd.DISTANCES[name](a, b) for a, b in zip(x, y)])
     assert mapped.dtype == torch.float64 and (mapped - each).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", mmd.DISTANCES)
+def test_autocast_does_not_round_distances(name):
+    x, y = draws("x").float(), draws("y").float()
+    plain = mmd.DISTANCES[name](x, y)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(mmd.DISTANCES[name](x, y), plain)

@@ -16,7 +16,9 @@ def batch_means(u: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """
     member = F.one_hot(y, classes).to(u.dtype)
     count = member.sum(dim=0)
-    return member.T @ u / count.clamp_min(1.0)[:, None], count
+    with torch.autocast(u.device.type, enabled=False):  # a sum, not a layer of a network
+        total = member.T @ u
+    return total / count.clamp_min(1.0)[:, None], count
 
 
 class ClassMeans(nn.Module):

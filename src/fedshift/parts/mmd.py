@@ -1,7 +1,7 @@
 """How far apart two batches of vectors are: maximum mean discrepancies, and the plain square.
 
 All take x and y of shape [B, D] and give a scalar. The discrepancies compare the two batches as
-sets; `paired` compares row with row.
+sets; `paired` compares row with row. Products are as exact as their factors, also under autocast.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def gaussian(x: Tensor, y: Tensor, kernels: int = 5) -> Tensor:
     n, half = len(pool), len(x)
     pool = pool - pool.detach().mean(dim=0)  # distances stay, cancellation below does not
     length = pool.square().sum(dim=1)
-    apart = (length[:, None] + length[None, :] - 2.0 * pool @ pool.T).clamp_min(0.0)
+    apart = (length[:, None] + length[None, :] - 2.0 * _product(pool, pool.T)).clamp_min(0.0)
     middle = apart.detach().sum() / (n * n - n) + _TINY
     widths = [middle * 2.0 ** (i - kernels // 2) for i in range(kernels)]
     k = torch.stack([torch.exp(-apart / width) for width in widths]).sum(dim=0)
@@ -58,7 +58,12 @@ def paired(x: Tensor, y: Tensor) -> Tensor:
 
 def _covariance(x: Tensor) -> Tensor:
     centred = x - x.mean(dim=0)
-    return centred.T @ centred / (len(x) - 1)
+    return _product(centred.T, centred) / (len(x) - 1)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
 
 
 DISTANCES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
