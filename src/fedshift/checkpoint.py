@@ -139,11 +139,13 @@ def load(folder: Path, config: str) -> Progress | None:
                 f"{newest} belongs to another configuration: restore the run's config.toml, "
                 "or start anew in another folder"
             )
-        return _progress(state, tensors)
+        progress = _progress(state, tensors)
     except KeyError as error:
         raise BadRun(f"{newest / 'state.json'} lacks {error}: {remedy}") from None
     except (TypeError, ValueError, AttributeError):
         raise BadRun(f"{newest / 'state.json'} is no checkpoint's: {remedy}") from None
+    files.keep_newest(folder, _PREFIX)  # the writer may have died before it came to that
+    return progress
 
 
 def check(folder: Path, saved: Progress, fresh: Progress) -> None:

@@ -6,6 +6,7 @@ ends when the socket closes or its parent dies, and leaves Ctrl-C to its parent.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import signal
@@ -24,7 +25,8 @@ def main(handles: list[int]) -> None:
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     line = socket.socket(fileno=handles[0])
     player: Any = None
-    with line.makefile("rb") as incoming:
+    # the connection is reset when the other side goes with an answer of ours unread
+    with contextlib.suppress(ConnectionResetError), line.makefile("rb") as incoming:
         for text in incoming:
             try:
                 message = json.loads(text)
