@@ -196,7 +196,7 @@ def test_broken_folders(photos, case):
 def test_splits_without_training(tmp_path):
     for part in ("val", "test"):
         picture(tmp_path / "d" / "a" / part / "x" / "0.png", (1, 1, 1))
-    with pytest.raises(BadData, match="no training images"):
+    with pytest.raises(BadData, match="no training data"):
         data.folder(tmp_path / "d")
 
 

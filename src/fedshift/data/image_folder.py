@@ -48,7 +48,7 @@ def folder(
     """A federation from image files.
 
     Files lie in `root/<client>/<class>/`, or in `root/<client>/<train|val|test>/<class>/`. Clients
-    without such splits (or with one only) are split by the names of their files, each class alike,
+    without such splits (or with 'train' alone) are split by the names of their files, each class alike,
     so that listing order does not matter. Images become RGB, or grey where all of them are; of an
     animation the first frame counts. Clients need not have all classes.
 
@@ -177,9 +177,12 @@ def _with_splits(
     splits: dict[str, list[Entry]], place: Path, shares: Sequence[float], seed: int
 ) -> dict[str, list[Entry]]:
     filled = {split: files for split, files in splits.items() if files}
+    if "train" not in filled and "" not in filled:  # what is there to test with is not trained on
+        raise BadData(
+            f"client '{place.name}' has no training data: {place} holds {' and '.join(filled)} but no "
+            "'train'; add it, or leave the client out"
+        )
     if len(filled) > 1:
-        if "train" not in filled:
-            raise BadData(f"{place} has {' and '.join(filled)} but no training images: add 'train'")
         return {split: filled.get(split, []) for split in SPLITS}
     (entries,) = filled.values()
     return dict(zip(SPLITS, _cut(entries, shares, seed)))

@@ -72,7 +72,7 @@ def npz(path: str | Path, **options: Any) -> Federation:
     """A federation from one .npz file.
 
     The file holds `<client>/train/x`, `<client>/train/y`, and the same for `val` and `test` where
-    they exist; a client with one split only (or with plain `<client>/x` and `<client>/y`) is split.
+    they exist; a client with `train` alone (or with plain `<client>/x` and `<client>/y`) is split.
     `__` or `.` may stand for `/`. An optional array `classes` names the classes. Write one with
 
         np.savez("data.npz", **{"berlin/train/x": x, "berlin/train/y": y})
@@ -98,6 +98,24 @@ def npz(path: str | Path, **options: Any) -> Federation:
         return arrays(clients, **options)
     except BadData as error:
         raise BadData(f"{path}: {error}") from None
+
+
+def inputs(path: str | Path) -> Tensor:
+    """The inputs [N, ...] that an .npz file holds under the name `x`, without labels.
+
+    uint8 stays uint8 and counts 0 to 255, floats are taken as they are, images are turned to
+    [N, C, H, W].
+    """
+    loaded = _read(Path(path))
+    if "x" not in loaded:
+        raise BadData(f"{path} holds no array 'x': write it with np.savez(path, x=images)")
+    x = _inputs(_tensor(loaded["x"], f"inputs of {path}"), str(path))
+    if x.ndim < 2 or len(x) == 0:
+        raise BadData(
+            f"'x' of {path} has shape {list(x.shape)}: give images [N, H, W] or [N, C, H, W], or "
+            "vectors [N, D]"
+        )
+    return channels_first(x, str(path))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -151,7 +169,8 @@ def _pairs(
     if "" in parts and len(parts) > 1:
         raise BadData(f"{path} gives client '{client}' both with and without splits: choose one")
     pairs = {part: (pair["x"], pair["y"]) for part, pair in parts.items()}
-    return next(iter(pairs.values())) if len(pairs) == 1 else pairs
+    alone = len(pairs) == 1 and set(pairs) <= {"", "train"}  # what is to test with stays that
+    return next(iter(pairs.values())) if alone else pairs
 
 
 def _client(
