@@ -353,13 +353,13 @@ def test_what_is_given_again_must_be_the_same(folder, tmp_path):
     with pytest.raises(BadRun, match="does not fit this run"):
         Run.resume(folder, toy_run.federation(), model=lambda: ToyNet(norm=False))
     assert Run.resume(folder, toy_run.federation(), workers=2).workers == 2
-    with pytest.raises(BadRun, match="of '.*' came from Python .* federation=…"):
+    with pytest.raises(BadRun, match=r"of '.*' came from Python .* federation=…"):
         Run.resume(folder)
 
 
 def test_a_new_run_does_not_go_on_in_the_folder_of_another(folder):
     before = (folder / "metrics.jsonl").read_bytes()
-    with pytest.raises(BadRun, match="holds something already: .*fedshift run --resume"):
+    with pytest.raises(BadRun, match=r"holds something already: .*fedshift run --resume"):
         start("fedavg", out=folder).play()
     assert (folder / "metrics.jsonl").read_bytes() == before
 

@@ -203,7 +203,7 @@ class BadServer(Method):
 
 def test_a_server_that_overflows_stops_before_it_saves(tmp_path):
     run = start(BadServer(), PROTOCOL, out=tmp_path)
-    with pytest.raises(BadRun, match="the server's model has NaN .* in round 2: lower"):
+    with pytest.raises(BadRun, match=r"the server's model has NaN .* in round 2: lower"):
         run.play()
     saved = checkpoint.load(tmp_path / "checkpoint", run._fingerprint())
     assert saved.done == 1 and tree.finite(saved.server.model)

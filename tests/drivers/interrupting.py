@@ -101,7 +101,7 @@ class Laboratory:
         self.before_last = root / "before-last"
         start = [k for k, name in enumerate(self.events) if name == "step"]
         # the last round's first step is the first after the last but one gap between steps
-        gaps = [b for a, b in zip(start, start[1:]) if b > a + 1]
+        gaps = [b for a, b in itertools.pairwise(start) if b > a + 1]
         last = max(b for b in gaps if "_delete" in self.events[:b])
         assert self.attempt(self.before_last, at(last, kill)) == "killed"
         copied = shutil.copytree(self.before_last, root / "trace")

@@ -1,7 +1,7 @@
 """The small run that tests interrupt: one method and protocol with every kind of state to save.
 
-Clients take part in turns, in an order that is not the alphabet's, and one is unseen: so all of what
-a checkpoint holds shows in the result.
+Clients take part in turns, in an order that is not the alphabet's, and one is unseen: so all of
+what a checkpoint holds shows in the result.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run(folder: Path, engine: str = "loop", workers: int = 1) -> Run:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """What must not depend on interruptions: all bytes, and all lines but for the time they took."""
+    """What must not hang on interruptions: all bytes, and all lines but for their seconds."""
     found: dict[str, Any] = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = str(path.relative_to(folder))
