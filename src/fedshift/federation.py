@@ -50,7 +50,8 @@ class Facts:
     """What a method may know of a federation: nothing that belongs to a client's data.
 
     `width` (of the features) and `stage_shapes` (shape of each stage's output for one sample) are
-    measured on the model; `clients` holds the names in their fixed order.
+    measured on the model; `clients` holds the names in their fixed order; `pipeline` is how raw
+    samples become the model's inputs.
     """
 
     task: str
@@ -59,6 +60,7 @@ class Facts:
     clients: tuple[str, ...]
     width: int = 0
     stage_shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    pipeline: Pipeline = dataclasses.field(default_factory=Pipeline)
 
 
 @dataclasses.dataclass(frozen=True)

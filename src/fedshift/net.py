@@ -80,9 +80,23 @@ class Net:
         """A forward pass that runs as far as it is asked for."""
         return Output(self, x, taps)
 
+    @functools.cached_property
+    def buffers(self) -> frozenset[str]:
+        """Names of the tensors that move without gradients: running statistics and their kin."""
+        return frozenset(name for name, _ in self._model.named_buffers())
+
     def at(self, tensors: Mapping[str, Tensor], grad: bool = False) -> Frozen:
         """The same model with other tensors, in eval mode and without gradients unless asked."""
-        return Frozen(self._model, {**self.tensors, **tensors}, grad)
+        whole = {**self.tensors, **tensors}
+        # A backward pass needs the running statistics as they were, whatever moves them later.
+        return Frozen(self._model, self._copied(whole) if grad else whole, grad)
+
+    def aside(self, tensors: Mapping[str, Tensor] | None = None, grad: bool = True) -> Net:
+        """The model in the mode it is in, but with copies of its buffers: a pass without traces."""
+        return Net(self._model, self._copied({**self.tensors, **(tensors or {})}), grad)
+
+    def _copied(self, tensors: Tree) -> Tree:
+        return {n: t.clone() if n in self.buffers else t for n, t in tensors.items()}
 
 
 class Frozen(Net):

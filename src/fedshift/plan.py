@@ -126,7 +126,7 @@ def make(
     """
     base = clone(model).to(device=device, dtype=DTYPES[dtype])
     width, shapes = measure(base, facts.shape)
-    facts = dataclasses.replace(facts, width=width, stage_shapes=shapes)
+    facts = dataclasses.replace(facts, width=width, stage_shapes=shapes, pipeline=pipeline)
     with seeded(keys.fold(seed, "build")):
         built = method.build(base, facts).to(device=device, dtype=DTYPES[dtype])
     probe = torch.zeros((2, *facts.shape), device=device, dtype=DTYPES[dtype])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedshift import data
-from fedshift.data.in_memory import channels_first
+from fedshift.data.in_memory import channels_first, inputs
 from fedshift.errors import BadData, FedshiftError, UnknownName
 
 X = np.arange(20 * 6 * 5, dtype=np.uint8).reshape(20, 6, 5)
@@ -164,3 +164,17 @@ def test_broken_arrays(clients):
     with pytest.raises((BadData, UnknownName)) as error:
         data.arrays(clients)
     assert isinstance(error.value, FedshiftError) and "\n" not in str(error.value)
+
+
+def test_inputs_alone(tmp_path):
+    found = inputs(write(tmp_path / "u.npz", x=X, ignored=Y))
+    assert torch.equal(found, torch.from_numpy(X)[:, None]) and found.dtype == torch.uint8
+    for arrays, message in (
+        ({"y": Y}, "no array 'x'"),
+        ({"x": Y}, "have type"),
+        ({"x": np.full((2, 3), np.nan)}, "NaN"),
+        ({"x": np.zeros(4)}, "shape"),
+        ({"x": X[:0]}, "shape"),
+    ):
+        with pytest.raises(BadData, match=rf"(?s)u\.npz.*{message}|{message}.*u\.npz"):
+            inputs(write(tmp_path / "u.npz", **arrays))

@@ -1,0 +1,76 @@
+"""Cosine contrast: pull representations towards some, push them off others.
+
+`two_way` has one positive and one negative for each row (FedBR, MOON); `infonce` any number of
+both, some of which may be missing (FPL's prototypes). Both take similarities that are scaled
+already, and `scaled` says how papers and codes scale them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift.errors import BadValue
+
+MODES = ("multiply", "divide")
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """Cosines of the rows of a and b [..., D]; a row of zeros is orthogonal to everything.
+
+    >>> cosine(torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[2.0, 1.0], [1.0, 1.0]]))
+    tensor([0.8000, 0.0000])
+    """
+    return F.cosine_similarity(a, b, dim=-1, eps=1e-8)
+
+
+def check_temperature(tau: float, mode: str, where: str) -> None:
+    """Refuse a temperature of 0 to divide by; multiplied by 0, a similarity just drops out."""
+    if mode == "divide" and tau == 0:
+        raise BadValue(f"{where} is 0, which nothing is divided by: give more, or multiply by it")
+
+
+def scaled(similarity: Tensor, tau: float, mode: str) -> Tensor:
+    """A similarity times the temperature ("multiply") or over it ("divide").
+
+    >>> scaled(torch.tensor(0.5), 2.0, "multiply"), scaled(torch.tensor(0.5), 2.0, "divide")
+    (tensor(1.), tensor(0.2500))
+    """
+    return similarity * tau if mode == "multiply" else similarity / tau
+
+
+def two_way(towards: Tensor, away: Tensor) -> Tensor:
+    """-log(e^towards / (e^towards + e^away)) for each row, which is softplus(away - towards).
+
+    >>> two_way(torch.tensor([0.3]), torch.tensor([0.3]))
+    tensor([0.6931])
+    """
+    return F.softplus(away - towards)
+
+
+def infonce(scores: Tensor, positive: Tensor, present: Tensor | None = None) -> Tensor:
+    """-log of the share that positives have in sum_j e^score, for each row.
+
+    A row without a positive counts 0.
+
+    Args:
+        scores: scaled similarities [B, M].
+        positive: which of them are positives, booleans [B, M].
+        present: which of them exist at all, booleans that broadcast to [B, M] (None: all).
+
+    >>> scores = torch.tensor([[2.0, 2.0, 9.0]])
+    >>> infonce(scores, torch.tensor([[True, False, False]]), torch.tensor([True, True, False]))
+    tensor([0.6931])
+    """
+    if present is not None:
+        positive = positive & present
+    all_scores = scores if present is None else scores.masked_fill(~present, _NEVER)
+    ours = torch.logsumexp(scores.masked_fill(~positive, _NEVER), dim=-1)
+    loss = torch.logsumexp(all_scores, dim=-1) - ours
+    # where, not a product: 0 times what such a row gives could be NaN
+    return torch.where(positive.any(dim=-1), loss, torch.zeros_like(loss))
+
+
+# e to it is 0, and unlike infinity it leaves no NaN in gradients
+_NEVER = -1e30

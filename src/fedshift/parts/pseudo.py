@@ -1,0 +1,98 @@
+"""Pseudo-data: means of several samples, which stand for data that must not be shown.
+
+A client makes means of its own samples (`means_of`), the server draws from what came
+(`pooled`), or makes means of public data (`means_at`); `mixed` blends them with a client's batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedshift import keys
+from fedshift.method import Data
+from fedshift.tree import Tree
+
+
+def means_of(
+    data: Data,
+    samples: Tensor,
+    shape: tuple[int, ...],
+    key: Tensor,
+    count: int,
+    each: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Means of a client's samples, each of some that are drawn with replacement.
+
+    Args:
+        data: the client's data, passed over once.
+        samples: how many there are, a 0-d tensor.
+        shape: of one sample.
+        key: what the draws follow from.
+        count: how many means.
+        each: samples in a mean.
+        dtype: of the result.
+    """
+    draws = _draw(key, samples, count, each)
+
+    def add(acc: Tree, x: Tensor, y: Tensor, mask: Tensor) -> Tree:
+        here = acc["at"] + torch.arange(len(x), device=x.device)
+        times = (draws[..., None] == here).sum(dim=1).to(x.dtype)  # [count, B]
+        return {"sum": acc["sum"] + times @ x.flatten(1), "at": acc["at"] + len(x)}
+
+    start = {
+        "sum": torch.zeros((count, *shape), dtype=dtype, device=key.device).flatten(1),
+        "at": torch.zeros((), dtype=torch.int64, device=key.device),
+    }
+    return data.fold(add, start)["sum"].reshape(count, *shape) / each
+
+
+def means_at(x: Tensor, key: Tensor, count: int, each: int, dtype: torch.dtype) -> Tensor:
+    """Means of samples x [N, ...] at hand, each of some that are drawn with replacement.
+
+    uint8 becomes 0 to 1; nothing else is changed.
+    """
+    size = torch.full((), len(x), device=key.device)
+    chosen = x[_draw(key, size, count, each).flatten().cpu()].to(key.device)
+    values = chosen.to(dtype) / 255.0 if chosen.dtype == torch.uint8 else chosen.to(dtype)
+    return values.reshape(count, each, *x.shape[1:]).mean(dim=1)
+
+
+def _draw(key: Tensor, below: Tensor, count: int, each: int) -> Tensor:
+    """Numbers uniform on 0 … below-1 [count, each]."""
+    return (keys.uniform(key, (count, each), torch.float64) * below).to(torch.int64)
+
+
+def pooled(means: Tensor, key: Tensor, count: int, weights: Tensor | None = None) -> Tensor:
+    """Draw some of the means [K, M, ...] that K clients sent.
+
+    Without weights every client gives as many as any other, give or take one (means that came are
+    used again where too few did). With weights [K], a client is drawn for each by its weight.
+
+    >>> means = torch.arange(6.0).reshape(3, 2)
+    >>> sorted(pooled(means, torch.tensor(0), 6).tolist())
+    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    >>> pooled(means, torch.tensor(0), 2, torch.tensor([0.0, 1.0, 0.0])).tolist()
+    [2.0, 3.0]
+    """
+    clients, own = means.shape[:2]
+    rank = torch.arange(count, device=means.device)
+    if weights is None:
+        turn = keys.permutation(key, clients)  # who gives first: nobody is favoured
+        return means[turn[rank % clients], (rank // clients) % own]
+    share = (weights.to(torch.float64) / weights.sum()).cumsum(0)
+    u = keys.uniform(key, (count,), torch.float64)
+    client = torch.searchsorted(share, u, right=True).clamp_max(clients - 1)
+    return means[client, rank % own]
+
+
+def mixed(pseudo: Tensor, others: Tensor) -> Tensor:
+    """(pseudo + sum of its partners) / (their number + 1): pseudo [P, ...], others [P, K, ...].
+
+    >>> label = torch.full((1, 4), 0.25)
+    >>> partner = torch.tensor([[[0.0, 0.0, 1.0, 0.0]]])
+    >>> mixed(label, partner)
+    tensor([[0.1250, 0.1250, 0.6250, 0.1250]])
+    """
+    return (pseudo + others.sum(dim=1)) / (others.shape[1] + 1)
