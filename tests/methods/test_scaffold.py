@@ -79,6 +79,14 @@ def test_the_rate_is_the_one_that_was_used():
     assert variates(played) == (pytest.approx(1), [pytest.approx(1)] * 2)
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_does_not_blow_the_variates_up(nesterov):
+    """On slopes of 1 and 3 the mean gradients are 1 and 3, however far momentum carries."""
+    fed = clients((0, 0, 1), (0, 0, 3))
+    played = run(Scaffold(), "loop", 3, fed=fed, momentum=0.9, nesterov=nesterov)
+    assert variates(played) == (pytest.approx(2), pytest.approx([1, 3]))
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_server_rate(engine):
     assert w(run(Scaffold(lr=0.5), engine)) == pytest.approx(0.415965 / 2, abs=1e-9)

@@ -8,7 +8,7 @@ Option II takes (w_t - w_k) / (T eta) for the mean gradient, which holds for pla
 momentum a gradient moves the model by up to 1 / (1 - momentum) times as much, so T is replaced by
 the sum of the weights that the gradients have in the displacement (the normaliser of FedNova, Wang
 et al. 2020); without it the variates are too large and the method diverges. With weight decay,
-clipping or Adam the estimate is rougher.
+clipping, Adam, or momentum kept over rounds the estimate is rougher.
 """
 
 from __future__ import annotations
@@ -98,5 +98,6 @@ def effective_steps(steps: Tensor, protocol: Protocol) -> Tensor:
     beta = protocol.momentum if protocol.optimizer == "sgd" else 0.0
     if beta == 0.0:
         return steps
-    past = beta * (1.0 - beta**steps) / (1.0 - beta)
+    first = beta**2 if protocol.nesterov else beta  # Nesterov's form is one step ahead
+    past = first * (1.0 - beta**steps) / (1.0 - beta)
     return (steps - past) / (1.0 - beta)
