@@ -243,8 +243,7 @@ class FedLSI(Method):
         target = keys.integers(keys.fold_in(ctx.key, "domain"), len(ctx.facts.clients), (len(z),))
         own = ctx.kept["domain"].expand(len(z))
         moved = translate(under("translator", ctx.kept), z, own, target, self.gan_bounded)
-        change = (z - moved).square().mean(dim=0)
-        return {"invariance": self.weight * getattr(change, self.distance)()}
+        return {"invariance": self.weight * change(z, moved, self.distance)}
 
     def report(self, ctx: Ctx, net: Net, data: Data) -> Report:
         """The head after the warm-up, importances after a round; the translator is kept."""
@@ -264,3 +263,14 @@ class FedLSI(Method):
         if self.inversion_labels == "client":
             up["histogram"] = class_counts(data, ctx.facts.classes, ctx.lr)
         return Report(individual=up)
+
+
+def change(z: Tensor, moved: Tensor, distance: str = "mean") -> Tensor:
+    """The mean over samples of a latent's squared change, over its elements the mean or the sum.
+
+    >>> z, moved = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 0.0]])
+    >>> change(z, moved), change(z, moved, "sum")
+    (tensor(2.), tensor(4.))
+    """
+    each = (z - moved).square().mean(dim=0)
+    return each.mean() if distance == "mean" else each.sum()

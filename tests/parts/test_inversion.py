@@ -1,0 +1,141 @@
+"""Latent inversion: its losses by hand, each switch, and that it finds what the heads know."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fedshift import keys
+from fedshift.parts import inversion
+from fedshift.parts.inversion import Inversion, length, statistics_gap
+
+Z = torch.tensor([[1.0, 0.0], [3.0, 2.0], [2.0, 4.0]], dtype=torch.float64)
+MEAN = torch.tensor([1.5, 1.0], dtype=torch.float64)
+VAR = torch.tensor([1.0, 4.0], dtype=torch.float64)
+KEYS = torch.stack([keys.as_tensor(k) for k in (1, 2)])
+QUICK = Inversion(batches=3, batch=16, steps=60, lr=0.05)
+
+
+def test_losses_by_hand():
+    """The mean is (2, 2) and the variance (2/3, 8/3), so the gaps are (0.5, 1) and (-1/3, -4/3).
+
+    Squared: 1.25 + 17/9; roots: 1.118034 + 1.374369. Squared lengths are 1, 13 and 20.
+    """
+    assert statistics_gap(Z, MEAN, VAR).item() == pytest.approx(3.138889, abs=5e-7)
+    assert statistics_gap(Z, MEAN, VAR, squared=False).item() == pytest.approx(2.492403, abs=5e-7)
+    assert length(Z).item() == pytest.approx(11.333333, abs=5e-7)
+    assert length(Z, squared=False).item() == pytest.approx(3.025896, abs=5e-7)
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda z: length(z, False), lambda z: statistics_gap(z, 0 * MEAN, 0 * VAR, False)]
+)
+def test_roots_have_a_slope_at_zero(loss):
+    z = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
+    loss(z).backward()
+    assert torch.isfinite(z.grad).all()
+
+
+def network(seed: int, classes: int = 4, width: int = 6) -> nn.Module:
+    """A head that has seen something: a norm with statistics, and a sharp linear layer."""
+    torch.manual_seed(seed)
+    norm = nn.BatchNorm1d(width, affine=False)
+    net = nn.Sequential(OrderedDict(norm=norm, layer=nn.Linear(width, classes))).double()
+    norm.running_mean.uniform_(-2, 2)
+    norm.running_var.uniform_(0.1, 3)
+    net.layer.weight.data *= 3
+    return net.eval()
+
+
+NETS = [network(0), network(1)]
+HEADS = {
+    n: torch.stack([dict(net.state_dict())[n] for net in NETS])
+    for n, t in NETS[0].state_dict().items()
+    if t.is_floating_point()
+}
+NORM = {n: HEADS[f"norm.running_{n}"] for n in ("mean", "var")}
+
+
+def head(tensors, z):
+    return functional_call(NETS[0], tensors, (z,))
+
+
+def invert(how=QUICK, histogram=None, heads=HEADS, norm=NORM, key=KEYS):
+    rows = len(key)
+    histogram = torch.ones(rows, 4, dtype=torch.float64) if histogram is None else histogram
+    return how.run(head, heads, norm, 6, histogram, key)
+
+
+def test_latents_are_what_the_heads_know():
+    z, y = invert()
+    start, _ = invert(Inversion(batches=3, batch=16, steps=0))
+    assert z.shape == (2, 3, 16, 6) and y.shape == (2, 3, 16)
+    for k, net in enumerate(NETS):
+        right = net(z[k].flatten(0, 1)).argmax(1) == y[k].flatten()
+        assert right.double().mean() > 0.95, "chance is 1/4"
+    strict, _ = invert(Inversion(batches=3, batch=16, steps=300, lr=0.05, statistics=1.0))
+    gap = [
+        statistics_gap(a, NORM["mean"][:, None], NORM["var"][:, None]).mean()
+        for a in (start, strict)
+    ]
+    assert gap[1] < 0.02 * gap[0]
+
+
+def test_clients_inverted_together_are_inverted_alone():
+    together, labels = invert()
+    for k in range(2):
+        own = {n: t[k : k + 1] for n, t in HEADS.items()}
+        norm = {n: t[k : k + 1] for n, t in NORM.items()}
+        alone, y = invert(heads=own, norm=norm, key=KEYS[k : k + 1])
+        assert torch.allclose(alone[0], together[k], atol=1e-12) and torch.equal(y[0], labels[k])
+
+
+def test_a_small_rate_cannot_move_a_latent_far():
+    """Adam moves a coordinate by about the rate in each step, whatever the gradient."""
+    start, _ = invert(Inversion(batches=3, batch=16, steps=0))
+    z, _ = invert(Inversion(batches=3, batch=16, steps=100, lr=1e-4))
+    assert 1e-3 < (z - start).abs().max() < 1.5e-2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"task": 0.0}, {"statistics": 0.0}, {"length": 0.0}, {"squared": False}, {"frozen": False}],
+)
+def test_every_loss_counts_and_can_be_switched_off(change):
+    base = {"batches": 3, "batch": 16, "steps": 20, "lr": 0.05}
+    z, y = invert(Inversion(**base))
+    other, same = invert(Inversion(**base, **change))
+    assert torch.equal(y, same) and (z - other).abs().max() > 1e-4
+
+
+def test_without_the_task_labels_do_not_matter_and_without_statistics_no_norm_is_needed():
+    how = Inversion(batches=2, batch=8, steps=30, lr=0.05, task=0.0)
+    labels = torch.zeros(2, 2, 8, dtype=torch.int64)
+    start = keys.normal(KEYS, (2, 8, 6), torch.float64)
+    a, b = (how.optimise(head, HEADS, NORM, y, start) for y in (labels, labels + 1))
+    assert torch.equal(a, b)
+    bare = Inversion(batches=2, batch=8, steps=3, lr=0.05, statistics=0.0)
+    assert torch.isfinite(bare.optimise(head, HEADS, {}, labels, start)).all()
+
+
+def test_in_train_mode_the_norm_uses_and_follows_each_batch():
+    """Against torch's own batch norm, whose update is (1 - 0.1) old + 0.1 new."""
+    z, net = keys.normal(KEYS[0], (16, 6), torch.float64), network(2)
+    old = {n: net.norm.get_buffer(f"running_{n}").clone() for n in ("mean", "var")}
+    seen = inversion._as_in_train_mode(z, old)
+    assert torch.allclose(net(seen), net.train()(z), atol=1e-12)
+    followed = inversion._followed(z, {n: t.clone() for n, t in old.items()})
+    for n, t in followed.items():
+        assert torch.allclose(t, net.norm.get_buffer(f"running_{n}"), atol=1e-12)
+
+
+def test_labels_are_drawn_as_often_as_a_client_has_them():
+    histogram = torch.tensor([[0.0, 3.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]], dtype=torch.float64)
+    _, y = invert(Inversion(batches=40, batch=50, steps=0), histogram)
+    counts = torch.bincount(y[0].flatten(), minlength=4) / 2000
+    assert counts[0] == counts[2] == 0 and counts[1].item() == pytest.approx(0.75, abs=0.04)
+    assert (torch.bincount(y[1].flatten(), minlength=4) / 2000).sub(0.25).abs().max() < 0.04
