@@ -74,6 +74,7 @@ def only(result: Result, keep: Sequence[bool]) -> Result:
         model=choose(result.model),
         extras=choose(result.extras),
         losses=choose(result.losses),
+        seconds=[result.seconds[k] for k in at],
     )
 
 

@@ -108,7 +108,8 @@ class Run:
         self.hold_out = tuple(hold_out)
         self.checkpoint_every = checkpoint_every
         self.lines: list[Line] = []
-        self._say, self._warn = say, warn
+        self._say, self._tell = say, warn
+        self._warned: list[str] = []
         if dtype not in plans.DTYPES:
             raise BadValue(f"dtype '{dtype}' is not known: choose {', '.join(plans.DTYPES)}")
         if checkpoint_every < 1:
@@ -197,7 +198,8 @@ class Run:
         scored = trained and (last or done % self.protocol.eval_every == 0)
         scores = self._scores(server, kept) if scored else []
         lines = self._lines(stage, done, jobs, good, left_out, sent, came, scores)
-        lines[-1]["seconds"] = time.perf_counter() - start
+        lines[-1] |= {"seconds": time.perf_counter() - start, "warnings": self._warned}
+        self._warned = []
         self._record(lines)
         after = Progress(
             stage=now.stage + last,
@@ -272,6 +274,11 @@ class Run:
             f"{remedy}{where}"
         )
 
+    def _warn(self, message: str) -> None:
+        """Tell the user, and the report (with the line of the round)."""
+        self._warned.append(message)
+        self._tell(message)
+
     # -- scores --------------------------------------------------------------------------------
 
     def _scores(self, server: Server, kept: Mapping[str, Tree]) -> list[evaluate.Score]:
@@ -292,6 +299,7 @@ class Run:
         """The lines of `metrics.jsonl` of one round: one per client, then the round's own."""
         head = {"stage": stage.name, "round": round}
         losses = _losses(result)
+        seconds = dict(zip(result.clients, result.seconds))
         lines: list[Line] = []
         by_client = {s.client: s for s in scores}
         for client in dict.fromkeys([*by_client, *(j.client for j in jobs)]):
@@ -303,6 +311,7 @@ class Run:
                     "loss": losses.get(client),
                     "bytes_up": came if client in sent else 0,
                     "bytes_down": sent.get(client, 0),
+                    "seconds": seconds.get(client),
                 }
             )
         seen = [s for s in scores if s.role == "seen"]
@@ -503,6 +512,7 @@ class Run:
         if saved is not None:
             checkpoint.check(out / "checkpoint", saved, run.progress)
             run.progress = _on_device(saved, run.device)
+            run._warned = []  # what was warned of at the start stands in the first round's line
         run._opened = True
         run._cut_metrics()
         return run

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -55,7 +56,8 @@ class Result:
     """What comes back from trips, stacked in the order of the jobs.
 
     `model` and `extras` go up, `kinds` says how each extra may be used; `kept` stays with the
-    clients; `losses` are means over the steps taken.
+    clients; `losses` are means over the steps taken; `seconds` is each client's time, an equal share
+    where clients train together.
     """
 
     clients: list[str]
@@ -64,6 +66,7 @@ class Result:
     kinds: dict[str, str]
     kept: list[Tree]
     losses: Tree
+    seconds: list[float] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -111,12 +114,17 @@ class Trip:
 
     def play(self, jobs: Sequence[Job]) -> Result:
         """Take all jobs (one, unless mapped) from start to report."""
+        began = time.perf_counter()
         program = jobs[0].stage.program
         steps = [0 if program == "collect" else j.steps for j in jobs]
         work = self.begin(jobs, max(steps))
         for t in range(max(steps)):
             self.step(work, t, masked=t >= min(steps))
-        return self.finish(jobs, work)
+        result = self.finish(jobs, work)
+        if self.plan.device.type == "cuda":
+            torch.cuda.synchronize(self.plan.device)
+        result.seconds = [(time.perf_counter() - began) / len(jobs)] * len(jobs)
+        return result
 
     def begin(self, jobs: Sequence[Job], longest: int) -> _Work:
         """Lay out the working tensors, draw the order of samples, run `start`."""

@@ -67,7 +67,7 @@ def test_text_of_users_is_escaped():
     lines = [
         {"round": 1, "client": NASTY, "test": 0.5},
         {"round": 1, "client": None, "loss": {NASTY: 1.0, "ce": 2.0}},
-        {"warning": NASTY},
+        {"warnings": [NASTY]},
     ]
     config = {"data": NASTY, "model": NASTY, "protocol": {NASTY: NASTY}}
     runs = [record({**config, "method": m}, lines) for m in (NASTY, "_b")]

@@ -41,8 +41,8 @@ def test_absent_keys_nulls_other_stages_and_scalar_losses():
             {"round": 1, "client": "a", "test": None, "bytes_up": 5},
             {"round": 1, "client": "b", "test": 0.5, "bytes_up": 7},
             {"round": 1, "client": None, "loss": 0.25, "left_out": {"c": "too slow"}},
-            {"warning": "batch is larger than a"},
-            {"warning": "batch is larger than a"},
+            {"warnings": ["batch is larger than a"]},
+            {"warnings": ["batch is larger than a"]},
         ],
     )
     assert run.method == "fedfa" and run.seed is None and len(run.rounds) == 1

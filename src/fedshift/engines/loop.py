@@ -74,4 +74,5 @@ def merge(results: Sequence[Result]) -> Result:
         kinds=results[0].kinds,
         kept=[k for r in results for k in r.kept],
         losses=cat([r.losses for r in results]),
+        seconds=[s for r in results for s in r.seconds],
     )

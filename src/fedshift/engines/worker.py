@@ -112,7 +112,7 @@ def _player(opening: dict[str, Any], handles: list[int]) -> Any:
         answer: dict[str, Any] = {
             name: {n: next(places) for n in tree} for name, tree in named.items()
         }
-        return {**answer, "kinds": result.kinds}
+        return {**answer, "kinds": result.kinds, "seconds": result.seconds}
 
     return play
 

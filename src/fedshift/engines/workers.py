@@ -212,6 +212,7 @@ class _Worker:
             kinds=answer["kinds"],
             kept=[fetch(answer["kept"])],
             losses=fetch(answer["losses"]),
+            seconds=answer["seconds"],
         )
 
     def hang_up(self) -> None:

@@ -6,7 +6,7 @@ still going, or was killed, can be read at any time.
 `config.toml` holds `method`, `data`, `model`, `seed`, `metric`, `view`, `engine` and the tables
 `protocol` and `versions`; what is missing is left blank. `metrics.jsonl` has one object a line: for
 every evaluated round and client the scores (`"client": "clinic"`), and for every round what
-concerns all (`"client": null`). A line with a `warning` is a warning of the run.
+concerns all (`"client": null`), the `warnings` given in it among that.
 """
 
 from __future__ import annotations
@@ -152,8 +152,7 @@ def record(
     rounds: dict[int, dict[str, Any]] = {}
     warnings = [str(w) for w in config.get("warnings", ())]
     for number, line in enumerate(lines, start=1):
-        if line.get("warning"):
-            warnings.append(str(line["warning"]))
+        warnings += map(str, line.get("warnings") or ())
         stage = str(line.get("stage") or TRAIN)
         if line.get("round") is None or not (stage == TRAIN or _scored(line)):
             continue
