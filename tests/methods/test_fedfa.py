@@ -322,6 +322,8 @@ def test_layers_by_name_number_and_all():
     assert differ(run, watch()[0]) > 1e-6
     with pytest.raises(fs.FedshiftError, match="conv"):
         inserted("konv")
+    with pytest.raises(fs.FedshiftError, match="no stage of the model gives maps"):
+        fs.Run(federation(), "fedfa", PROTOCOL, "mlp", device="cpu")
 
 
 # -- scores and compositions -------------------------------------------------------------------

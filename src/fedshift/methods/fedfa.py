@@ -3,8 +3,9 @@
 Clients that record the same things differently (scanners, cameras, pens) differ in the *style* of
 their features: mean and standard deviation of each channel. FedFA puts a layer behind the stages of
 the network that moves the style of every sample at random while it trains, so that a client also
-sees what its data might look like elsewhere. How far a channel may move, is the client's own
+sees what its data might look like elsewhere. How far a channel may move is the client's own
 variance over the batch, widened where the clients differ most from each other in that channel.
+The paper is Zhou and Konukoglu, FedFA: Federated Feature Augmentation, ICLR 2023.
 
 ## The loss
 
@@ -26,7 +27,8 @@ evaluation the layers do nothing.
 Layers go behind all stages that give maps [B, C, H, W] or tokens [B, T, C] (`layers="maps"`). An
 output with one position only, as vectors [B, D] have, has no spread: named explicitly, such a stage
 gets noise on its values, by the means' formula, and exchanges nothing of standard deviations. In a
-U-Net name the stages that hold the encoder's pools and the bottleneck, none of the decoder.
+U-Net name the stages that hold the encoder's pools and the bottleneck, none of the decoder. A
+network without maps or tokens (a perceptron) is refused, unless stages are named.
 
 ## When to use it
 
@@ -55,6 +57,10 @@ nothing is exchanged at all.
   digit and is left out here.)
 - A round with one participant has no variance over clients: the last V stays. In the first round
   V is 1, so gamma is 1.
+
+On Office-Caltech10 (AlexNet, 400 rounds, one seed, last round) the released code gave 78.6 % mean
+test accuracy as it is and 79.9 % with a variance for each channel, beside 76.5 % for FedAvg and
+83.7 % for FedBN; the paper has 83.1 % for FedFA.
 """
 
 from __future__ import annotations
@@ -87,9 +93,7 @@ class FedFA(Method):
     """
 
     name: ClassVar[str] = "fedfa"
-    paper: ClassVar[str] = (
-        "Zhou and Konukoglu, FedFA: Federated Feature Augmentation, ICLR 2023; extended as FedFA+"
-    )
+    paper: ClassVar[str] = "Zhou and Konukoglu, FedFA: Federated Feature Augmentation, ICLR 2023"
     content: ClassVar[dict[str, str]] = {"fedfa_": "statistics"}
 
     p: float = hp(0.5, "chance that a layer acts on a batch (p)", low=0, high=1, off=0.0)
@@ -194,7 +198,8 @@ class FedFA(Method):
             return new, server
         found = dict(new)
         clients = len(uploads.clients)
-        for name in (n for n in uploads.extras if n.startswith("fedfa_") and "_square" not in n):
+        averages = [n for n in uploads.extras if n.endswith((".mean", ".std"))]
+        for name in averages:
             variance, centre = _named(name, "variance"), _named(name, "centre")
             if self.statistics == "individual":
                 rows = uploads.extras[name]

@@ -3,7 +3,7 @@
 Clients' features are pulled together without showing them to anybody: each client describes every
 channel of its last stage by a histogram of L bins, the server takes the mean of the histograms, and
 while training each batch's histogram is drawn towards it. The bins are soft, so that gradients
-flow. It is the alignment half of FedFA+; the other half is FedFA.
+flow. It is the alignment half of FedFA+ (Zhou et al., TPAMI 2024); the other half is FedFA.
 
 ## The loss
 
@@ -65,7 +65,9 @@ class FedFAH(Method):
     """
 
     name: ClassVar[str] = "fedfa-h"
-    paper: ClassVar[str] = "the alignment half of FedFA+ (Zhou and Konukoglu, after ICLR 2023)"
+    paper: ClassVar[str] = (
+        "Zhou et al., Federated Feature Augmentation and Alignment, TPAMI 2024 (the alignment)"
+    )
     taps: ClassVar[tuple[str, ...]] = ("*",)
     content: ClassVar[dict[str, str]] = {"histogram": "statistics"}
 

@@ -2,7 +2,9 @@
 
 FedFA moves the style of features at random, as far as clients differ; FedFA-h draws histograms of
 the last stage towards their mean over clients. FedFA+ does both at once: it is the composition
-`fedfa+fedfa-h` under the paper's name, with the hyperparameters of both, and computes the same.
+`fedfa+fedfa-h` under the paper's name, with the hyperparameters of both, and computes the
+same. The paper is Zhou, Yuan, Wang and Konukoglu, Federated Feature Augmentation and Alignment,
+IEEE TPAMI 2024.
 
 ## The loss
 
@@ -54,7 +56,7 @@ class FedFAPlus(FedFAH, FedFA):
     """
 
     name: ClassVar[str] = "fedfa-plus"
-    paper: ClassVar[str] = "FedFA+ (Zhou and Konukoglu, the journal version of FedFA, ICLR 2023)"
+    paper: ClassVar[str] = "Zhou et al., Federated Feature Augmentation and Alignment, TPAMI 2024"
     content: ClassVar[dict[str, str]] = {**FedFA.content, **FedFAH.content}
 
     def init_client(self, params: Tree, facts: Facts) -> State:

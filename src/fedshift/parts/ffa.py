@@ -1,7 +1,7 @@
 """Federated feature augmentation: the layer that jitters the style of features, and its server.
 
 `FFA` draws a new mean and a new standard deviation for every channel of every sample. How far they
-may go, mixes the client's own variance (over its batch) with the variance over clients, which the
+may go mixes the client's own variance (over its batch) with the variance over clients, which the
 server measures on moving averages of the clients' statistics (`spread`, `shared_variance`).
 """
 
