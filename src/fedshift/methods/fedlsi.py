@@ -87,7 +87,7 @@ class FedLSI(Method):
 
     name: ClassVar[str] = "fedlsi"
     paper: ClassVar[str] = (
-        "Latent space inversion for federated domain generalization, ICDM 2025 (FedLSI is our name)"
+        "Federated Domain Generalization with Latent Space Inversion, ICDM 2025 (the name is ours)"
     )
     content: ClassVar[dict[str, str]] = {
         "importance/": "statistics",
@@ -253,7 +253,7 @@ class FedLSI(Method):
             return Report(individual=with_prefix("importance", found))
         if ctx.stage == "translator":
             return Report(keep=ctx.received)
-        if ctx.stage != "warm-up":
+        if ctx.stage != "warm-up" or not self._translates:
             return Report()
         up = {
             f"head/{n.removeprefix('head.')}": t

@@ -64,8 +64,8 @@ class Importance(Method):
 
     name: ClassVar[str] = "importance"
     paper: ClassVar[str] = (
-        "Latent space inversion for federated domain generalization (FedLSI), ICDM 2025, its "
-        "aggregation; importances as in Aljundi et al., Memory Aware Synapses, ECCV 2018"
+        "Federated Domain Generalization with Latent Space Inversion, ICDM 2025, its aggregation; "
+        "importances as in Aljundi et al., Memory Aware Synapses, ECCV 2018"
     )
     content: ClassVar[dict[str, str]] = {"importance/": "statistics"}
 

@@ -21,6 +21,7 @@ from fedshift.models.spec import seeded
 from fedshift.optim import Optimizer
 from fedshift.tree import Tree
 
+Batch = tuple[Tensor, Tensor, Tensor, Tensor]  # vectors, classes, domains, target domains
 Heads = Callable[[Tensor], Tensor]  # [B, D] -> [K, B, classes]
 _TINY = 1e-12  # under a root, whose slope at 0 is infinite
 
@@ -49,6 +50,9 @@ def critic(width: int, domains: int, hidden: int) -> Tree:
         "domain": (half, domains),
     }
     return _fresh(sizes)
+
+
+_NETWORKS = {"translator": translator, "critic": critic}
 
 
 def translate(
@@ -206,10 +210,6 @@ class StarGAN:
             return order[first[chosen] + (u * counts[chosen]).long()]
 
         return sample
-
-
-Batch = tuple[Tensor, Tensor, Tensor, Tensor]  # vectors, classes, domains, target domains
-_NETWORKS = {"translator": translator, "critic": critic}
 
 
 def _fresh(sizes: dict[str, tuple[int, int]]) -> Tree:
