@@ -1,8 +1,8 @@
 """The toy run over two workers, with an accident: `python -m tests.drivers.working FOLDER ACCIDENT`
 
 "worker" kills the worker that was given the third trip, "ctrl-c" interrupts the group of this
-process as a terminal does, "wait" tells when the third trip has begun and leaves the rest to whoever
-started this, "none" does nothing. The last line says how it ended.
+process as a terminal does, "wait" tells when the third trip has begun and leaves the rest to
+whoever started this, "none" does nothing. The last line says how it ended.
 """
 
 from __future__ import annotations
