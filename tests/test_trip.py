@@ -186,7 +186,10 @@ class Noisy(Method):
 
     def loss(self, out, y, ctx, net):
         teacher = net.at(ctx.initial)
-        return {"tap": 1e-2 * out.stage("hidden").square().mean() + F.mse_loss(out.z, teacher.features(out.x))}
+        return {
+            "tap": 1e-2 * out.stage("hidden").square().mean()
+            + F.mse_loss(out.z, teacher.features(out.x))
+        }
 
 
 def test_inserted_layers_taps_and_teachers():
@@ -262,7 +265,9 @@ def test_one_step_of_all_data_is_the_centralised_step():
         return ToyNet(dropout=0.0, norm=False)
 
     protocol = fs.Protocol(rounds=1, steps=1, batch=12, lr=0.5)
-    run = fs.Run(fed, "fedavg", protocol, plain, dtype="float64", device="cpu", engine="loop").play()
+    run = fs.Run(
+        fed, "fedavg", protocol, plain, dtype="float64", device="cpu", engine="loop"
+    ).play()
     whole = fs.Run(
         fed, "centralized", protocol.replace(batch=36), plain, dtype="float64", device="cpu"
     ).play()
@@ -275,7 +280,9 @@ def test_bf16_computes_in_bfloat16_and_keeps_float32():
 
     fed = federation()
     runs = [
-        Run(fed, "fedprox", PROTOCOL, ToyNet, dtype=d, engine=e, device="cpu", warn=lambda m: None).play()
+        Run(
+            fed, "fedprox", PROTOCOL, ToyNet, dtype=d, engine=e, device="cpu", warn=lambda m: None
+        ).play()
         for d, e in (("float32", "loop"), ("bf16", "loop"), ("bf16", "stacked"))
     ]
     tensors = [r.progress.server.model["head.weight"] for r in runs]

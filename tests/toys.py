@@ -27,7 +27,9 @@ def samples(n: int, key: int, shift: float = 0.0, shape: tuple[int, ...] = (1, 6
 
 
 def federation(
-    sizes: tuple[int, ...] = (17, 9, 12), shape: tuple[int, ...] = (1, 6, 6), pipeline: Pipeline | None = None
+    sizes: tuple[int, ...] = (17, 9, 12),
+    shape: tuple[int, ...] = (1, 6, 6),
+    pipeline: Pipeline | None = None,
 ) -> Federation:
     """Clients "a", "b", … of uneven size, each a little brighter than the last."""
     clients = []
@@ -51,7 +53,9 @@ class ToyNet(Staged):
     def __init__(self, dropout: float = 0.2, norm: bool = True) -> None:
         super().__init__()
         middle = [nn.BatchNorm2d(4)] if norm else []
-        self.conv = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), *middle, nn.ReLU(), nn.MaxPool2d(2))
+        self.conv = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), *middle, nn.ReLU(), nn.MaxPool2d(2)
+        )
         self.hidden = nn.Sequential(nn.Flatten(), nn.Dropout(dropout), nn.Linear(36, 8), nn.Tanh())
         self.head = nn.Linear(8, CLASSES)
 
@@ -59,4 +63,6 @@ class ToyNet(Staged):
 def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     """The largest absolute difference over tensors of the same names."""
     assert set(a) == set(b), set(a) ^ set(b)
-    return max([(a[n].double() - b[n].double()).abs().max().item() for n in a if a[n].numel()], default=0.0)
+    return max(
+        [(a[n].double() - b[n].double()).abs().max().item() for n in a if a[n].numel()], default=0.0
+    )

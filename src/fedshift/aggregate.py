@@ -89,7 +89,9 @@ def absorb(
 ) -> Server:
     """The server after a round: the four parts of aggregation, in order."""
     method = plan.method
-    counts = torch.tensor([samples[c] for c in result.clients], dtype=plan.dtype, device=plan.device)
+    counts = torch.tensor(
+        [samples[c] for c in result.clients], dtype=plan.dtype, device=plan.device
+    )
     equal = torch.ones_like(counts)
     uploads = Uploads(
         clients=tuple(result.clients),

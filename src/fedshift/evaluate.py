@@ -73,7 +73,7 @@ def evaluate(
     """Scores of the global model on every client, and of its own where it keeps something."""
     scores = [Score(c.name) for c in clients]
     # where each client holds a part of the model back, the rest alone is no model
-    whole = plan.method.view == "global" or not plan.names("kept")
+    whole = plan.method.view == "global" or not set(plan.names("kept")) & plan.used
     # where personal scores are of trained models, global ones are of what came before training
     laid_over = plan.method.scores_trained and bool(plan.names("kept"))
     for split in SPLITS if whole else ():
@@ -108,7 +108,7 @@ def evaluate_unseen(
 
     Where clients keep more than norm layers there is no model for anybody else, and no score.
     """
-    if not set(plan.names("kept")) <= set(norm_names(plan)):
+    if not serves_unseen(plan):
         return [Score(c.name, role="unseen") for c in clients]
     scores = []
     for client in clients:
@@ -119,6 +119,14 @@ def evaluate_unseen(
             setattr(score, split, _each(plan, tensors, [getattr(client, split)], "global")[0])
         scores.append(score)
     return scores
+
+
+def serves_unseen(plan: Plan) -> bool:
+    """Whether there is a model for a site that never took part.
+
+    Nobody else has what clients keep, except for norm layers, of which the mean will do.
+    """
+    return set(plan.names("kept")) & plan.used <= set(norm_names(plan))
 
 
 def logits(plan: Plan, tensors: Tree, x: Tensor, view: str = "global") -> Tensor:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar, Protocol as Interface
+from typing import TYPE_CHECKING, ClassVar
+from typing import Protocol as Interface
 
 import torch
 from torch import Tensor, nn
@@ -46,10 +47,18 @@ class State:
     def __post_init__(self) -> None:
         for name, tensor in self.tensors.items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
-                raise BadValue(f"{name!r} is a {type(tensor).__name__}: only tensors may have a name here")
+                raise BadValue(
+                    f"{name!r} is a {type(tensor).__name__}: only tensors may have a name here"
+                )
         for name, number in self.numbers.items():
-            if not isinstance(name, str) or isinstance(number, bool) or not isinstance(number, (int, float)):
-                raise BadValue(f"{name!r} is a {type(number).__name__}: only int and float are numbers here")
+            if (
+                not isinstance(name, str)
+                or isinstance(number, bool)
+                or not isinstance(number, (int, float))
+            ):
+                raise BadValue(
+                    f"{name!r} is a {type(number).__name__}: only int and float are numbers here"
+                )
 
 
 Payload = State  # what the server sends to one client beyond the shared tensors
@@ -214,7 +223,9 @@ class Uploads:
 class Data(Interface):
     """A client's training data as `start` and `report` see them: in order, without augmentation."""
 
-    def fold(self, f: Callable[[Tree, Tensor, Tensor, Tensor], Tree], start: Tree, batch: int = 256) -> Tree:
+    def fold(
+        self, f: Callable[[Tree, Tensor, Tensor, Tensor], Tree], start: Tree, batch: int = 256
+    ) -> Tree:
         """Pass once over the data: `acc = f(acc, x, y, mask)`; mask is False on padding."""
         ...
 

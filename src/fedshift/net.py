@@ -210,7 +210,9 @@ def insert_after(model: nn.Module, stage: str, name: str, layer: nn.Module) -> N
     if stage not in stages:
         raise UnknownName("stage", stage, stages)
     if hasattr(model, name):
-        raise BadModel(f"the model already has a module '{name}': choose another name for the layer")
+        raise BadModel(
+            f"the model already has a module '{name}': choose another name for the layer"
+        )
     model.add_module(name, layer)
     model.get_submodule(stage).register_forward_hook(_Inserted(layer))
 
@@ -224,6 +226,12 @@ def measure(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, dict[str, tu
     stages: tuple[str, ...] = tuple(getattr(model, "stages", ()))
     with torch.no_grad(), eval_mode(model), tapped(model, stages, seen):
         z = model.features(probe)  # type: ignore[operator]
+    for stage in stages:
+        if stage not in seen:
+            raise BadModel(
+                f"stage '{stage}' never runs in features(x): name stages that the features pass "
+                "through"
+            )
     return z.shape[-1], {s: tuple(seen[s].shape[1:]) for s in stages}
 
 

@@ -17,7 +17,7 @@ from fedshift.federation import Facts, Federation
 from fedshift.method import Phase, Scope
 from fedshift.models.probing import unkeyed
 from fedshift.models.spec import seeded
-from fedshift.net import clone, measure, owners, tensors_of
+from fedshift.net import clone, eval_mode, measure, owners, tensors_of
 from fedshift.optim import Optimizer
 from fedshift.protocol import Protocol
 from fedshift.tree import Tree
@@ -37,6 +37,7 @@ class Plan:
         terms: for each phase, the loss terms that other phases name (so that "*" leaves them out).
         taps: stages whose outputs the losses look at.
         random: whether the model's forward draws random numbers (dropout).
+        used: names of the tensors that a prediction looks at (not those of attached networks).
         unkeyed: draws of the model that no key reaches (dropout inside nn.LSTM), in words.
         autocast: compute in bfloat16, keep everything else in float32.
     """
@@ -56,6 +57,7 @@ class Plan:
     taps: tuple[str, ...]
     random: bool
     unkeyed: tuple[str, ...]
+    used: frozenset[str]
 
     @property
     def tensors(self) -> Tree:
@@ -149,7 +151,24 @@ def make(
         taps=method.taps(tuple(getattr(built, "stages", ()))),
         random=bool(uses_randomness(built, probe)) or _attached_dropout(built),
         unkeyed=tuple(unkeyed(built, probe)),
+        used=_used(built, probe),
     )
+
+
+def _used(model: nn.Module, x: torch.Tensor) -> frozenset[str]:
+    """Names of the tensors of modules that run when features and head do."""
+    ran: set[int] = set()
+    hooks = [
+        m.register_forward_hook(lambda module, *_: ran.add(id(module))) for m in model.modules()
+    ]
+    try:
+        with torch.no_grad(), eval_mode(model):
+            model.head(model.features(x))  # type: ignore[operator]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    whole = id(model)  # features and head may be called without the model's own forward
+    return frozenset(n for n, m in owners(model).items() if id(m) in ran or id(m) == whole)
 
 
 def _attached_dropout(model: nn.Module) -> bool:

@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fedshift import aggregate, checkpoint, evaluate, files, keys, methods, plan as plans, tree
+from fedshift import aggregate, checkpoint, evaluate, files, keys, methods, tree
+from fedshift import plan as plans
 from fedshift._version import __version__
 from fedshift.aggregate import Server
 from fedshift.checkpoint import Best, Progress
@@ -135,6 +136,11 @@ class Run:
             seed,
         )
         plans.check_batches(self.plan.model, self.federation, self.protocol)
+        if self.unseen and not evaluate.serves_unseen(self.plan):
+            self._warn(
+                f"{', '.join(self.hold_out)} will have no score: clients of '{self.method.name}' "
+                "keep more than norm layers, so there is no model for a site that never took part"
+            )
         self._samples = {c.name: len(c.train) for c in self.federation.clients}
         self._place = {c.name: k for k, c in enumerate(self.federation.clients)}
         self.stages = self.method.stages(self.protocol)
@@ -180,6 +186,8 @@ class Run:
         assert self._engine is not None
         result = self._engine.play(jobs)
         sent = {j.client: aggregate.bytes_down(self.plan, now.server, j.payload) for j in jobs}
+        if stage.program == "tune" and now.round > 0:  # each goes on from what it tuned before
+            sent = dict.fromkeys(sent, 0)
         came = aggregate.bytes_up(result)
         good, left_out = self._sound(stage, now, result)
         kept = {**now.kept, **dict(zip(good.clients, good.kept))}
@@ -248,9 +256,7 @@ class Run:
         key = keys.as_tensor(keys.fold(self.seed, "participants", stage.name, round))
         return [names[i] for i in sorted(keys.permutation(key, len(names))[:count].tolist())]
 
-    def _sound(
-        self, stage: Stage, now: Progress, result: Result
-    ) -> tuple[Result, dict[str, str]]:
+    def _sound(self, stage: Stage, now: Progress, result: Result) -> tuple[Result, dict[str, str]]:
         """The result without clients that came to NaN or infinity; if all did, the run stops."""
         flags = _sound_kept(result.kept, self.device)
         if stage.program != "tune":
@@ -521,7 +527,9 @@ class Run:
         if self.workers > 1:
             from fedshift.engines.workers import Workers
 
-            return Workers(self.plan, self.federation, self.workers, self.spec, self.dtype, self.seed)
+            return Workers(
+                self.plan, self.federation, self.workers, self.spec, self.dtype, self.seed
+            )
         return choice.start(self.plan, self.federation, self.engine_name, self.chunk)
 
     def _rebuildable(self) -> bool:

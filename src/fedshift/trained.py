@@ -132,9 +132,9 @@ class Trained:
         return dict(self.model), "global"
 
     def _for_unseen(self, x: Tensor) -> Tree:
-        norms = evaluate.norm_names(self.plan)
-        others = [n for n in self.plan.names("kept") if n not in norms]
-        if others:
+        if not evaluate.serves_unseen(self.plan):
+            norms = evaluate.norm_names(self.plan)
+            others = [n for n in self.plan.names("kept") if n in self.plan.used and n not in norms]
             raise BadValue(
                 f"'{self.plan.method.name}' leaves no model for a site that never took part: "
                 f"clients keep '{others[0]}' to themselves; name a client with --client"

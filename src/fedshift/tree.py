@@ -14,7 +14,9 @@ from torch import Tensor
 Tree = dict[str, Tensor]
 
 
-def map_tree(f: Callable[..., Tensor], first: Mapping[str, Tensor], *rest: Mapping[str, Tensor]) -> Tree:
+def map_tree(
+    f: Callable[..., Tensor], first: Mapping[str, Tensor], *rest: Mapping[str, Tensor]
+) -> Tree:
     """Apply a function name by name; the first tree says which names.
 
     >>> map_tree(torch.add, {"a": torch.ones(1)}, {"a": torch.ones(1)})

@@ -177,7 +177,7 @@ class Trip:
             fixed = self._over(self._start)(
                 (dims["dyn"], 0, dims_view), dyn, {**params, **buffers}, view
             )
-            dyn["fixed"] = {n: t.detach() for n, t in fixed.items()}
+            dyn["fixed"] = {n: t.detach().contiguous() for n, t in fixed.items()}
             dims["dyn"]["fixed"] = dict.fromkeys(dyn["fixed"], 0)
         return work
 
@@ -200,11 +200,13 @@ class Trip:
             keep |= with_prefix("tuned", tensors)
         if program in ("train", "collect"):
             keep |= with_prefix("model", pick(tensors, plan.own))
-            if not plan.protocol.reset_optimizer:
-                for name, state in work.state.items():
-                    keep |= with_prefix(f"optimizer/{name}", state)
+        if program in ("train", "tune") and not plan.protocol.reset_optimizer:
+            for name, state in work.state.items():
+                keep |= with_prefix(f"optimizer/{name}", state)
         model = pick(tensors, plan.up) if program == "train" else {}
-        taken = self._host([max(1, 0 if program == "collect" else j.steps) for j in jobs], plan.dtype)
+        taken = self._host(
+            [max(1, 0 if program == "collect" else j.steps) for j in jobs], plan.dtype
+        )
         return Result(
             clients=[j.client for j in jobs],
             model={n: self._out(t) for n, t in model.items()},
@@ -307,7 +309,9 @@ class Trip:
                 terms = self._terms(phase, dyn, None, x, y)
             total = sum(t.sum() for t in terms.values())
             grads = torch.autograd.grad(total, leaves, allow_unused=True)  # type: ignore[arg-type]
-        found = {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, leaves, grads)}
+        found = {
+            n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, leaves, grads)
+        }
         for leaf in leaves:
             leaf.requires_grad_(False)
         return found, {n: t.detach() for n, t in terms.items()}
@@ -332,9 +336,7 @@ class Trip:
             return grads, objective.terms, objective.buffers
 
         params = {n: p.detach() for n, p in work.params.items()}
-        grads, terms, buffers = self._over(one)(
-            (dims, 0, 0, 0, 0), dyn, params, work.buffers, x, y
-        )
+        grads, terms, buffers = self._over(one)((dims, 0, 0, 0, 0), dyn, params, work.buffers, x, y)
         for name, new in buffers.items():
             work.buffers[name].copy_(new.detach())
         return {n: g.detach() for n, g in grads.items()}, {n: t.detach() for n, t in terms.items()}
@@ -379,10 +381,14 @@ class Trip:
     def _correct(self, phase: str, dyn: dict[str, Any], grads: Tree, params: Tree) -> Tree:
         return self.plan.method.correct(grads, params, self._ctx(dyn, phase))
 
-    def _report(self, dyn: dict[str, Any], tensors: Tree, view: dict[str, Tensor]) -> dict[str, Tree]:
+    def _report(
+        self, dyn: dict[str, Any], tensors: Tree, view: dict[str, Tensor]
+    ) -> dict[str, Tree]:
         net = Net(self.plan.model, {n: t.detach() for n, t in tensors.items()})
         with torch.no_grad(), self._precision():
-            report: Report = self.plan.method.report(self._ctx(dyn, "report"), net, self._data(view))
+            report: Report = self.plan.method.report(
+                self._ctx(dyn, "report"), net, self._data(view)
+            )
         up: Tree = {}
         for kind in ("mean", "sum", "individual"):
             own = getattr(report, kind)
@@ -470,7 +476,9 @@ class Trip:
         for name, first in trees[0].items():
             same = not self.mapped or all(t[name] is first for t in trees)
             axes[name] = None if same else 0
-            found[name] = first.to(self.plan.device) if same else self._stacked([t[name] for t in trees])
+            found[name] = (
+                first.to(self.plan.device) if same else self._stacked([t[name] for t in trees])
+            )
         return found, axes
 
     def _starting_tensors(self, jobs: Sequence[Job]) -> Tree:

@@ -35,7 +35,9 @@ def on_cpu(tensors: dict) -> dict:
     return {n: t.cpu() for n, t in tensors.items()}
 
 
-@pytest.mark.parametrize("method", [*NAMES, *OWN], ids=lambda m: m if isinstance(m, str) else m.name)
+@pytest.mark.parametrize(
+    "method", [*NAMES, *OWN], ids=lambda m: m if isinstance(m, str) else m.name
+)
 def test_graphs_equal_the_loop_on_the_cpu(method):
     cpu = play(method, "loop", "cpu")
     graphs = play(method, "stacked", "cuda")

@@ -128,7 +128,8 @@ class Replayed(Trip):
         signature = (jobs[0].stage.name, *(_shape(t) for t in _all(fresh)))
         static = self._statics.get(signature)
         if static is None:
-            static = self._statics[signature] = _Static(fresh, {})
+            # copies: some of these are the server's and the clients' own tensors
+            static = self._statics[signature] = _Static(_own(fresh), {})
         else:
             for old, new in zip(_all(static.work), _all(fresh), strict=True):
                 old.copy_(new)
@@ -175,6 +176,15 @@ class Replayed(Trip):
         with torch.cuda.graph(graph):
             body()
         return graph
+
+
+def _own(work: _Work) -> _Work:
+    """The same work on tensors that nobody else looks at."""
+    dyn = {
+        name: {n: t.clone() for n, t in value.items()} if isinstance(value, dict) else value.clone()
+        for name, value in work.dyn.items()
+    }
+    return dataclasses.replace(work, dyn=dyn)
 
 
 def _moving(work: _Work) -> list[Tensor]:

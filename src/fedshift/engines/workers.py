@@ -258,4 +258,3 @@ def _lay_out(federation: Federation, arena: Arena) -> list[dict[str, Any]]:
         {"name": c.name, "x": flat[2 * k], "y": flat[2 * k + 1]}
         for k, c in enumerate(federation.clients)
     ]
-
