@@ -1,4 +1,4 @@
-"""One thread of torch per test process: small networks lose by more, most of all on busy machines."""
+"""One thread of torch per test process: small networks lose by more, on busy machines most."""
 
 import torch
 

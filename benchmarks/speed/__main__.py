@@ -15,6 +15,7 @@ import platform
 import sys
 import time
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def measure(
         raise SystemExit(f"{work.name}: asked for {options['engine']}, got {run.engine_name}")
     ends: list[float] = [time.perf_counter()]
     run.play(lambda run, line: ends.append(_now(run)))
-    seconds = [b - a for a, b in zip(ends, ends[1:])][warm:]
+    seconds = [b - a for a, b in pairwise(ends)][warm:]
     losses = [line["loss"]["task"] for line in run.lines if line["client"] is None]
     return min(seconds), losses
 

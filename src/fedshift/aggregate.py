@@ -42,7 +42,8 @@ def weighted_mean(stacked: Tensor, weights: Tensor) -> Tensor:
     """
     if not stacked.is_floating_point():
         return stacked.amax(dim=0)
-    return torch.tensordot(weights.to(stacked.dtype), stacked, dims=1)
+    mean: Tensor = torch.tensordot(weights.to(stacked.dtype), stacked, dims=1)
+    return mean
 
 
 def sound(result: Result) -> list[bool]:

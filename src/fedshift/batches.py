@@ -1,8 +1,8 @@
 """Which samples a local step sees: pools of samples on a device, and keyed orders over them.
 
-All batches are full. A client's stream of samples is one permutation of its data after another; step
-t takes the samples t*B … (t+1)*B-1 of the stream. So an epoch is ceil(n/B) steps, the last one topped
-up from the next permutation, and a client smaller than a batch wraps around.
+All batches are full. A client's stream of samples is one permutation of its data after another;
+step t takes the samples t*B … (t+1)*B-1 of the stream. So an epoch is ceil(n/B) steps, the last one
+topped up from the next permutation, and a client smaller than a batch wraps around.
 """
 
 from __future__ import annotations

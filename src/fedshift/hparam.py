@@ -140,7 +140,7 @@ def hypers(owner: Any) -> dict[str, Hyper]:
 
 
 def check_fields(obj: Any, owner: str) -> None:
-    """Validate and convert every hyperparameter of a frozen dataclass in place (`__post_init__`)."""
+    """Validate and convert the hyperparameters of a frozen dataclass in place (`__post_init__`)."""
     for name, hyper in hypers(obj).items():
         object.__setattr__(obj, name, hyper.check(getattr(obj, name), owner))
 

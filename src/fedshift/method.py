@@ -5,8 +5,8 @@ at the server), `received` (came with the payload), `kept` (private to a client 
 `work` (lives for one trip; engines own it). Client hooks see one client, in tensors only, and never
 branch on a tensor: the same code runs once per client or mapped over all of them.
 
-How several methods become one is in `fedshift.compose`; who calls the hooks when, in `fedshift.trip`
-and `fedshift.aggregate`.
+How several methods become one is in `fedshift.compose`; who calls the hooks when, in
+`fedshift.trip` and `fedshift.aggregate`.
 """
 
 from __future__ import annotations

@@ -210,9 +210,7 @@ def insert_after(model: nn.Module, stage: str, name: str, layer: nn.Module) -> N
     if stage not in stages:
         raise UnknownName("stage", stage, stages)
     if hasattr(model, name):
-        raise BadModel(
-            f"the model already has a module '{name}': choose another name for the layer"
-        )
+        raise BadModel(f"the model has a module '{name}' already: choose another name")
     model.add_module(name, layer)
     model.get_submodule(stage).register_forward_hook(_Inserted(layer))
 

@@ -1,4 +1,4 @@
-"""What is the same for every trip of a run: the built model, and who trains and owns each tensor."""
+"""What is the same for every trip of a run: the built model, who trains and owns each tensor."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _modes(model: nn.Module, scopes: Mapping[str, Scope]) -> dict[str, str]:
     """The group that decides a module's mode: that of its tensors, else of its surroundings."""
     group: dict[str, str] = {}
     for path, module in model.named_modules():
-        own = [n for n in dict(module.named_parameters()) or dict(module.named_buffers())]
+        own = list(dict(module.named_parameters()) or dict(module.named_buffers()))
         names = [f"{path}.{n}" if path else n for n in own]
         groups = {scopes[n].group for n in names if n in scopes}
         parent = group.get(path.rpartition(".")[0], "model")

@@ -56,8 +56,8 @@ class Result:
     """What comes back from trips, stacked in the order of the jobs.
 
     `model` and `extras` go up, `kinds` says how each extra may be used; `kept` stays with the
-    clients; `losses` are means over the steps taken; `seconds` is each client's time, an equal share
-    where clients train together.
+    clients; `losses` are means over the steps taken; `seconds` is each client's time, an equal
+    share where clients train together.
     """
 
     clients: list[str]
@@ -578,7 +578,7 @@ class _Objective:
         x: Tensor,
         y: Tensor,
     ) -> None:
-        self._evaluate = lambda tensors: trip._terms(phase, dyn, tensors, x, y)
+        self._evaluate: Callable[[Tree], Tree] = lambda t: trip._terms(phase, dyn, t, x, y)
         self._rest = rest
         self.buffers = buffers
         self._before = buffers

@@ -103,7 +103,9 @@ def test_bad_arrays(capsys, tmp_path, name):
     changed, expected = BAD_ARRAYS[name]
     error = call(capsys, "run", "fedavg", *QUICK, "--data", arrays(tmp_path / "d.npz", **changed))
     assert expected in error.error
-    assert "'a'" in error.error or "'b'" in error.error or "a/" in error.error or "b/" in error.error
+    assert (
+        "'a'" in error.error or "'b'" in error.error or "a/" in error.error or "b/" in error.error
+    )
 
 
 def test_a_file_that_is_no_npz(capsys, tmp_path):

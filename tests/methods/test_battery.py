@@ -20,7 +20,13 @@ from fedshift.run import Run
 from tests.toys import ToyNet, federation, largest_difference
 
 ALL = methods.names()
-COMPOSITIONS = ["fedprox+mixup", "fedbn+mixup", "fedbn+scaffold", "fedavgm+fedprox", "pfedavg+mixup"]
+COMPOSITIONS = [
+    "fedprox+mixup",
+    "fedbn+mixup",
+    "fedbn+scaffold",
+    "fedavgm+fedprox",
+    "pfedavg+mixup",
+]
 # near-zero gradients are divided by epsilon in Adam: the design's note
 PROTOCOL = fs.Protocol(rounds=2, epochs=1, batch=5, lr=0.1, eps=1e-4)
 
@@ -136,7 +142,9 @@ def test_resumed_equals_uninterrupted(name, tmp_path: Path):
     assert again.progress.done == 2
     again.play()
     assert tree.digest(state(again)) == tree.digest(state(whole))
-    files = sorted(p.relative_to(tmp_path / "whole") for p in (tmp_path / "whole").rglob("*.safetensors"))
+    files = sorted(
+        p.relative_to(tmp_path / "whole") for p in (tmp_path / "whole").rglob("*.safetensors")
+    )
     for path in (p for p in files if p.parts[0] != "checkpoint"):
         assert (tmp_path / "whole" / path).read_bytes() == (tmp_path / "cut" / path).read_bytes()
     assert _scores(again) == _scores(whole)

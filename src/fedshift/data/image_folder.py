@@ -48,9 +48,9 @@ def folder(
     """A federation from image files.
 
     Files lie in `root/<client>/<class>/`, or in `root/<client>/<train|val|test>/<class>/`. Clients
-    without such splits (or with 'train' alone) are split by the names of their files, each class alike,
-    so that listing order does not matter. Images become RGB, or grey where all of them are; of an
-    animation the first frame counts. Clients need not have all classes.
+    without such splits (or with 'train' alone) are split by the names of their files, each class
+    alike, so that listing order does not matter. Images become RGB, or grey where all of them are;
+    of an animation the first frame counts. Clients need not have all classes.
 
     Args:
         root: the folder.
@@ -179,8 +179,8 @@ def _with_splits(
     filled = {split: files for split, files in splits.items() if files}
     if "train" not in filled and "" not in filled:  # what is there to test with is not trained on
         raise BadData(
-            f"client '{place.name}' has no training data: {place} holds {' and '.join(filled)} but no "
-            "'train'; add it, or leave the client out"
+            f"client '{place.name}' has no training data: {place} holds {' and '.join(filled)} but "
+            "no 'train'; add it, or leave the client out"
         )
     if len(filled) > 1:
         return {split: filled.get(split, []) for split in SPLITS}

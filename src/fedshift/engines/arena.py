@@ -89,7 +89,7 @@ def mapped_file(tensor: Tensor) -> tuple[str, int] | None:
 
 
 def from_file(path: str, offset: int, dtype: str, shape: list[int]) -> Tensor:
-    """A tensor mapped from a file, read-only in spirit: pages are loaded when they are looked at."""
+    """A tensor mapped from a file, of which pages are loaded when they are looked at."""
     kind: torch.dtype = getattr(torch, dtype)
     count = 1
     for n in shape:

@@ -1,7 +1,7 @@
 """One client after another in this process, on one thread of the CPU or on a GPU.
 
-On a CPU a trip always runs on one thread: so its result does not depend on how many worker processes
-share the work (`fedshift.engines.workers`).
+On a CPU a trip always runs on one thread: so its result does not depend on how many worker
+processes share the work (`fedshift.engines.workers`).
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class Replayed(Trip):
         body: Callable[[], None] = lambda: self.body(work, due, masked)  # noqa: E731
         before = [t.detach().clone() for t in _moving(work)]
         totals = {n: t.clone() for n, t in work.losses.items()}
-        side = torch.cuda.Stream(self.plan.device)
+        side = torch.cuda.Stream(self.plan.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.plan.device))
         with torch.cuda.stream(side):
             for _ in range(_WARM_UPS):

@@ -21,7 +21,6 @@ from fedshift.errors import BadValue, UnknownName
 from fedshift.hparam import check_names, hypers
 from fedshift.method import Method
 
-
 _SOURCES: dict[type[Method], str] = {}  # classes that came from a user's file
 
 
@@ -62,9 +61,10 @@ def method_class(name: str) -> type[Method]:
 
 def _class_named(module: Any, name: str) -> type[Method]:
     for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, Method) and value.name == name:
-            if value.__module__ == module.__name__:
-                return value
+        if not isinstance(value, type) or value.__module__ != module.__name__:
+            continue
+        if issubclass(value, Method) and value.name == name:
+            return value
     raise BadValue(f"{module.__name__} has no method named '{name}': set its `name`")
 
 

@@ -1,7 +1,7 @@
 """Mixup (Zhang et al., ICLR 2018): train on convex mixtures of samples and of their labels.
 
 x' = lam x + (1 - lam) x[perm], y' likewise, one lam ~ Beta(alpha, alpha) and one permutation per
-batch. By the linearity of cross-entropy in the labels, the loss is lam CE(y) + (1 - lam) CE(y[perm]).
+batch. Cross-entropy is linear in the labels, so the loss is lam CE(y) + (1 - lam) CE(y[perm]).
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class Mixup(Method):
     name: ClassVar[str] = "mixup"
     paper: ClassVar[str] = "Zhang et al., mixup: Beyond Empirical Risk Minimization, ICLR 2018"
 
-    alpha: float = hp(0.2, "both parameters of the Beta distribution (0: no mixing)", low=0, off=0.0)
+    alpha: float = hp(
+        0.2, "both parameters of the Beta distribution (0: no mixing)", low=0, off=0.0
+    )
 
     def batch(self, x: Tensor, y: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
         """Mix the batch with a permutation of itself."""
