@@ -90,6 +90,35 @@ def test_weight_and_temperature_reach_the_loss():
     assert term(tau=3.0) != pytest.approx(term(), rel=1e-3)
 
 
+def test_a_teacher_in_training_mode_normalises_by_the_batch():
+    """Then it says in the first step what the model says, whatever its statistics are."""
+
+    def both(mode: str) -> list[fs.Run]:
+        return [
+            fs.Run(
+                federation(),
+                FedNTD(teacher=mode),
+                SHORT.replace(rounds=1, steps=1),
+                lambda: ToyNet(dropout=0.0),
+                dtype="float64",
+                device="cpu",
+                engine=e,
+                workers=1,
+            ).play()
+            for e in ENGINES
+        ]
+
+    terms = {}
+    for mode in ("eval", "train"):
+        runs = both(mode)
+        assert largest_difference(*map(state, runs)) < 1e-9
+        terms[mode] = runs[0].lines[-1]["loss"]["not_true"]
+    assert terms["train"] == pytest.approx(0.0, abs=1e-14) and terms["eval"] > 1e-4
+    plain = start(methods.make("fedavg"), SHORT.replace(rounds=1, steps=1)).play()
+    moved = "conv.1.num_batches_tracked"
+    assert runs[0].progress.server.model[moved] == plain.progress.server.model[moved] == 1
+
+
 @pytest.mark.parametrize("other", ["fedbr", "mixup", "fedbn"])
 def test_compositions_agree_on_both_engines(other):
     beside = FedBR(size=6) if other == "fedbr" else methods.make(other)

@@ -24,9 +24,11 @@ Nothing beside the model.
 
 ## Differences from released codes
 
-The loss is that of the authors' code, whose teacher is in evaluation mode; FedBR's code leaves it
-in training mode, where it moves its own batch statistics. Soft labels, as Mixup makes them, have no
-one true class: the one of the largest weight is taken for it (FedBR's code switches Mixup off).
+The loss is that of the authors' code, whose teacher is in evaluation mode. In FedBR's code for it,
+the teacher stays in training mode and normalises by the batch: `teacher="train"`. That matters where
+there is batch norm and clients look different, since received running statistics then fit nobody.
+Soft labels, as Mixup makes them, have no one true class: the one of the largest weight is taken for
+it (FedBR's code switches Mixup off).
 """
 
 from __future__ import annotations
@@ -61,13 +63,18 @@ class FedNTD(Method):
 
     beta: float = hp(1.0, "weight of the distillation (beta)", low=0, off=0.0)
     tau: float = hp(1.0, "temperature of both softmaxes (tau)", low=1e-3)
+    teacher: str = hp("eval", "mode of the received model", choices=("eval", "train"))
 
     def loss(self, out: Output, y: Tensor, ctx: Ctx, net: Net) -> dict[str, Tensor]:
         """The divergence from the received model, true class left out."""
         if self.beta == 0 or ctx.phase != "model":
             return {}
-        teacher = net.at(ctx.initial)(out.x)
-        return {"not_true": self.beta * not_true(out.logits, teacher, y, self.tau)}
+        if self.teacher == "eval":
+            before: Net = net.at(ctx.initial)
+        else:
+            own = {n: t for n, t in ctx.initial.items() if n not in net.buffers}
+            before = net.aside(own, grad=False)
+        return {"not_true": self.beta * not_true(out.logits, before(out.x), y, self.tau)}
 
 
 def not_true(logits: Tensor, teacher: Tensor, y: Tensor, tau: float) -> Tensor:
