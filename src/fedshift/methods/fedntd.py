@@ -25,8 +25,8 @@ Nothing beside the model.
 ## Differences from released codes
 
 The loss is that of the authors' code, whose teacher is in evaluation mode. In FedBR's code for it,
-the teacher stays in training mode and normalises by the batch: `teacher="train"`. That matters where
-there is batch norm and clients look different, since received running statistics then fit nobody.
+the teacher stays in training mode and normalises by the batch: `teacher="train"`. That matters
+where there is batch norm and clients look different: received statistics then fit nobody.
 Soft labels, as Mixup makes them, have no one true class: the one of the largest weight is taken for
 it (FedBR's code switches Mixup off).
 """
