@@ -40,7 +40,7 @@ demo: $(STAMP)
 		--data shifted-digits --seeds 2 --out $(DEMO)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -55,8 +55,6 @@ class Protocol:
                 f"protocol.participation is {self.participation:g}: give a share of the clients "
                 "(up to 1) or a whole number of them"
             )
-        if self.lr == 0:
-            raise BadValue("protocol.lr is 0: nothing would be learnt; give a rate above 0")
         if self.momentum == 1:
             raise BadValue("protocol.momentum is 1: gradients would never fade; stay below 1")
         if self.nesterov and self.momentum == 0:

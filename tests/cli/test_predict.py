@@ -38,7 +38,7 @@ def test_the_score_of_a_client_is_the_one_of_its_run(capsys, runs):
         argv = ("predict", runs / method, "--data", "shifted-digits", "--client", "fax")
         found = call(capsys, *argv, "--json").json
         assert found["score"] == pytest.approx(run["per_client"]["fax"])
-        assert found["labelled"] == found["samples"] == 90
+        assert found["labelled"] == found["samples"] == 251
         assert found["predictions"][0]["truth"] is not None
 
 
@@ -57,7 +57,7 @@ def test_personal_models_want_a_client_or_an_unseen_site(capsys, runs):
     wrong = call(capsys, *argv).error
     assert "scanner" in wrong and "--unseen" in wrong
     assert "fax" in call(capsys, *argv, "--client", "fx").error
-    assert call(capsys, *argv, "--unseen", "--json").json["samples"] == 450
+    assert call(capsys, *argv, "--unseen", "--json").json["samples"] == 1257
     assert "--client" in call(capsys, *argv, "--unseen", "--client", "fax").error
 
 

@@ -104,7 +104,7 @@ def test_what_is_not_said_is_what_the_data_recommend(capsys, tmp_path):
     call(capsys, "run", "fedavg", "--rounds", 1, "--steps", 1, "--out", tmp_path / "r")
     saved = config(tmp_path / "r")
     assert saved["model"] == "small-cnn"
-    assert (saved["protocol"]["batch"], saved["protocol"]["momentum"]) == (16, 0.9)
+    assert (saved["protocol"]["batch"], saved["protocol"]["lr"]) == (16, 0.3)
 
 
 def test_a_file_gives_options_and_the_command_line_wins(capsys, tmp_path):

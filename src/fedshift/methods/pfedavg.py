@@ -19,8 +19,8 @@ from fedshift.protocol import Protocol
 class PFedAvg(Method):
     """FedAvg and a final local tuning.
 
-    >>> PFedAvg(tune=0).stages(Protocol(rounds=3))
-    (Stage(name='train', rounds=3, program='train', everyone=False),)
+    >>> [stage.name for stage in PFedAvg().stages(Protocol(rounds=3))]
+    ['train', 'tune']
     """
 
     name: ClassVar[str] = "pfedavg"
