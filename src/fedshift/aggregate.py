@@ -49,11 +49,11 @@ def weighted_mean(stacked: Tensor, weights: Tensor) -> Tensor:
 def sound(result: Result) -> list[bool]:
     """For each client, whether everything that it sent is finite."""
     rows = torch.ones(len(result.clients), dtype=torch.bool)
-    flags = [
-        torch.isfinite(t.reshape(len(t), -1)).all(dim=1)
-        for t in (*result.model.values(), *result.extras.values())
-        if t.is_floating_point()
-    ]
+    flags = []
+    for t in (*result.model.values(), *result.extras.values()):
+        if t.is_floating_point() and t.numel():
+            low, high = torch.aminmax(t.reshape(len(t), -1), dim=1)  # NaN is both
+            flags.append(torch.isfinite(low) & torch.isfinite(high))
     if flags:
         rows = torch.stack(flags).all(dim=0).cpu()
     return [bool(r) for r in rows]

@@ -20,11 +20,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedshift import errors, methods
 from fedshift.engines.arena import Arena, mapped_file
-from fedshift.engines.loop import merge
 from fedshift.errors import BadRun, FedshiftError
 from fedshift.federation import Federation
 from fedshift.models import ModelSpec
@@ -90,7 +90,7 @@ class Workers:
     def play(self, jobs: Sequence[Job]) -> Result:
         """Give each free worker the next trip; results keep the order of the jobs."""
         messages = self._publish(jobs)
-        results: list[Result | None] = [None] * len(jobs)
+        whole = _Gathered(len(jobs))
         waiting = list(range(len(jobs)))[::-1]
         busy: dict[_Worker, int] = {}
         free = list(self._all)
@@ -102,9 +102,9 @@ class Workers:
             ready, _, _ = select.select(list(busy), [], [])
             for worker in ready:
                 k = busy.pop(worker)
-                results[k] = worker.result(jobs[k].client)
+                worker.answer(jobs[k].client, k, whole)
                 free.append(worker)
-        return merge([r for r in results if r is not None])
+        return whole.result([j.client for j in jobs])
 
     def close(self) -> None:
         """End the processes: politely, then not."""
@@ -198,22 +198,18 @@ class _Worker:
             raise RuntimeError(f"{who}:\n{answer['error']}")
         return answer
 
-    def result(self, client: str) -> Result:
-        """The result of a trip, copied out of the arena."""
+    def answer(self, client: str, k: int, whole: _Gathered) -> None:
+        """Copy the result of a trip out of the arena, as entry k of the round's."""
         answer = self.receive(client)
-
-        def fetch(tree: dict[str, Any]) -> Tree:
-            return {n: self._up.read(place).clone() for n, place in tree.items()}
-
-        return Result(
-            clients=[client],
-            model=fetch(answer["model"]),
-            extras=fetch(answer["extras"]),
-            kinds=answer["kinds"],
-            kept=[fetch(answer["kept"])],
-            losses=fetch(answer["losses"]),
-            seconds=answer["seconds"],
-        )
+        for kind, stacked in whole.stacked.items():
+            for name, place in answer[kind].items():
+                row = self._up.read(place)[0]
+                if name not in stacked:
+                    stacked[name] = torch.empty((whole.count, *row.shape), dtype=row.dtype)
+                stacked[name][k].copy_(row)
+        whole.kept[k] = {n: self._up.read(place).clone() for n, place in answer["kept"].items()}
+        whole.seconds[k] = answer["seconds"][0]
+        whole.kinds |= answer["kinds"]
 
     def hang_up(self) -> None:
         """Tell the process that nothing more will come."""
@@ -239,6 +235,27 @@ class _Worker:
         return BadRun(
             f"a worker process {how}{doing}: resume the run from its last checkpoint, and if "
             "memory ran out with fewer workers, fs.Run.resume(FOLDER, workers=1)"
+        )
+
+
+class _Gathered:
+    """The results of a round while they come in: each is copied once, into its row."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.stacked: dict[str, Tree] = {"model": {}, "extras": {}, "losses": {}}
+        self.kept: list[Tree] = [{} for _ in range(count)]
+        self.seconds = [0.0] * count
+        self.kinds: dict[str, str] = {}
+
+    def result(self, clients: list[str]) -> Result:
+        """All of them as one."""
+        return Result(
+            clients=clients,
+            kinds=self.kinds,
+            kept=self.kept,
+            seconds=self.seconds,
+            **self.stacked,
         )
 
 
