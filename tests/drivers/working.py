@@ -15,14 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedshift.engines.workers import _Worker
+from fedshift.engines.workers import _Gathered, _Worker
 from tests.drivers import toy_run
 
 
 def accident(kind: str) -> None:
     """Let it happen in the midst of the second round."""
     given, back = itertools.count(1), itertools.count(1)
-    send, result = _Worker.send, _Worker.result
+    send, answer = _Worker.send, _Worker.answer
 
     def sending(self: _Worker, message: dict[str, Any]) -> None:
         send(self, message)
@@ -36,13 +36,12 @@ def accident(kind: str) -> None:
         if kind == "wait":
             time.sleep(0.05)  # so that the signal finds workers in the midst of a round
 
-    def receiving(self: _Worker, client: str) -> Any:
-        found = result(self, client)
+    def answering(self: _Worker, client: str, k: int, whole: _Gathered) -> None:
+        answer(self, client, k, whole)
         if next(back) == 3 and kind == "ctrl-c":
             os.killpg(os.getpgid(0), signal.SIGINT)
-        return found
 
-    _Worker.send, _Worker.result = sending, receiving  # type: ignore[method-assign]
+    _Worker.send, _Worker.answer = sending, answering  # type: ignore[method-assign]
 
 
 def main(folder: Path, kind: str) -> None:
