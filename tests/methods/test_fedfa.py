@@ -13,7 +13,7 @@ from torch import nn
 import fedshift as fs
 from fedshift.methods.fedfa import FedFA
 from fedshift.models import Staged
-from fedshift.parts.ffa import FFA
+from fedshift.parts.ffa import FFA, beginning, modulation
 from tests.methods.test_battery import start, state
 from tests.toys import CLASSES, ToyNet, federation, largest_difference
 
@@ -55,13 +55,12 @@ def differ(a, b) -> float:
 
 def test_v_is_the_variance_of_the_clients_averages():
     run, seen = watch()
-    for statistic in ("mean", "std"):
-        name = f"fedfa_conv.{statistic}"
-        rows = torch.stack([seen[1][c][name] for c in "abc"])
-        v = model(run)[f"fedfa_conv.variance_{statistic}"]
-        assert torch.allclose(v, rows.var(0, correction=0)) and (v > 0).all()
-        kept = torch.stack([run.progress.kept[c][f"fedfa/{name}"] for c in "abc"])
-        assert torch.equal(kept, rows)
+    rows = torch.stack([seen[1][c]["fedfa_conv.average"] for c in "abc"])
+    assert rows.shape == (3, 2, 4), "means and standard deviations of four channels"
+    v = model(run)["fedfa_conv.variance"]
+    assert torch.allclose(v, rows.var(0, correction=0)) and (v > 0).all()
+    kept = torch.stack([run.progress.kept[c]["fedfa/fedfa_conv.average"] for c in "abc"])
+    assert torch.equal(kept, rows)
 
 
 def test_v_is_one_in_the_first_round_so_that_gamma_is():
@@ -76,17 +75,17 @@ def test_v_is_one_in_the_first_round_so_that_gamma_is():
 def test_a_single_participant_leaves_v_as_it_was():
     run, seen = watch(PROTOCOL.replace(participation=0.34))
     assert [len(s) for s in seen] == [1, 1]
-    assert (model(run)["fedfa_conv.variance_mean"] == 1).all()
+    assert (model(run)["fedfa_conv.variance"] == 1).all()
 
 
 def test_scalar_variance_is_one_number_and_takes_the_federation_out():
     run, seen = watch(server_variance="scalar", unbiased=True)
-    rows = torch.stack([seen[1][c]["fedfa_conv.mean"] for c in "abc"])
-    v = model(run)["fedfa_conv.variance_mean"]
-    assert torch.allclose(v, rows.var().expand(4))
+    rows = torch.stack([seen[1][c]["fedfa_conv.average"] for c in "abc"])
+    v = model(run)["fedfa_conv.variance"]
+    assert torch.allclose(v, rows.var((0, 2)).unsqueeze(1).expand(2, 4))
     # gamma is then 1 however the clients differ
     assert differ(run, watch(unbiased=True)[0]) > 1e-9
-    assert (v / (1 + v) / (v / (1 + v)).mean() - 1).abs().max() < 1e-12
+    assert (modulation(v) - 1).abs().max() < 1e-12
 
 
 # -- the clients' averages ---------------------------------------------------------------------
@@ -94,20 +93,18 @@ def test_scalar_variance_is_one_number_and_takes_the_federation_out():
 
 def test_memory_of_the_averages():
     """They obey a_end = alpha^T a_start + what the trip adds, from three different starts."""
-    steps = STEPS["a"]
+    name, begin = "fedfa_conv.average", torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     runs = {m: watch(p=1.0, memory=m) for m in ("client", "reset", "server")}
-    for statistic, begin in (("mean", 0.0), ("std", 1.0)):
-        name = f"fedfa_conv.{statistic}"
-        first = {m: s[0]["a"][name] for m, (_, s) in runs.items()}
-        second = {m: s[1]["a"][name] for m, (_, s) in runs.items()}
-        assert torch.equal(first["client"], first["reset"])
-        assert torch.equal(first["client"], first["server"])
-        mean = torch.stack([s[name] for s in runs["server"][1][0].values()]).mean(0)
-        left = 0.99**steps
-        assert torch.allclose(second["client"] - second["reset"], left * (first["client"] - begin))
-        assert torch.allclose(second["server"] - second["reset"], left * (mean - begin))
-    after = torch.stack([s["fedfa_conv.mean"] for s in runs["server"][1][1].values()]).mean(0)
-    assert torch.allclose(model(runs["server"][0])["fedfa_conv.centre_mean"], after)
+    first = {m: s[0]["a"][name] for m, (_, s) in runs.items()}
+    second = {m: s[1]["a"][name] for m, (_, s) in runs.items()}
+    assert torch.equal(first["client"], first["reset"])
+    assert torch.equal(first["client"], first["server"])
+    mean = torch.stack([s[name] for s in runs["server"][1][0].values()]).mean(0)
+    left = 0.99 ** STEPS["a"]
+    assert torch.allclose(second["client"] - second["reset"], left * (first["client"] - begin))
+    assert torch.allclose(second["server"] - second["reset"], left * (mean - begin))
+    after = torch.stack([s[name] for s in runs["server"][1][1].values()]).mean(0)
+    assert torch.allclose(model(runs["server"][0])["fedfa_conv.centre"], after)
     assert not any(k for k in runs["reset"][0].progress.kept.values())
 
 
@@ -115,26 +112,28 @@ def test_averages_move_only_when_a_layer_acts():
     """With momentum 0 the weight of the past is 0 after the first act, and 1 before it."""
     _, always = watch(PROTOCOL.replace(rounds=1), p=1.0, momentum=0.0)
     _, rarely = watch(PROTOCOL.replace(rounds=1), p=1e-6, momentum=0.0)
-    assert (always[0]["a"]["fedfa_conv.std"] != 1).all()
-    assert (rarely[0]["a"]["fedfa_conv.std"] == 1).all()
-    assert (rarely[0]["a"]["fedfa_conv.mean"] == 0).all()
+    (means, stds), (still, unit) = (s[0]["a"]["fedfa_conv.average"] for s in (always, rarely))
+    assert (means != 0).all() and (stds != 1).all()
+    assert (still == 0).all() and (unit == 1).all()
 
 
 def test_absent_clients_keep_their_averages():
     run, seen = watch(PROTOCOL.replace(participation=2, rounds=3))
     for client, kept in run.progress.kept.items():
         own = [s[client] for s in seen if client in s]
-        expected = own[-1]["fedfa_conv.std"] if own else torch.ones(4, dtype=torch.float64)
-        assert torch.equal(kept["fedfa/fedfa_conv.std"], expected)
+        expected = own[-1]["fedfa_conv.average"] if own else beginning(torch.empty(2, 4).double())
+        assert torch.equal(kept["fedfa/fedfa_conv.average"], expected)
 
 
 def test_privacy_noise_is_on_what_goes_up_alone():
     run, seen = watch(PROTOCOL.replace(rounds=1), noise=0.3)
-    apart = [seen[0][c][n] - run.progress.kept[c][f"fedfa/{n}"] for c in "abc" for n in seen[0][c]]
-    every = torch.cat(apart)
+    name = "fedfa_conv.average"
+    every = torch.cat(
+        [(seen[0][c][name] - run.progress.kept[c][f"fedfa/{name}"]).flatten() for c in "abc"]
+    )
     assert every.numel() == 3 * 2 * 4 and len(set(every.tolist())) == every.numel()
     assert 0.15 < every.std().item() < 0.45
-    assert model(run)["fedfa_conv.variance_mean"].mean() > 0.01, "V is noise's: about 0.09 * 2/3"
+    assert model(run)["fedfa_conv.variance"].mean() > 0.01, "V is noise's: about 0.09 * 2/3"
 
 
 # -- what travels ------------------------------------------------------------------------------
@@ -145,10 +144,10 @@ def test_sums_give_the_same_variances_as_single_averages():
     alone, _ = watch(long)
     summed, seen = watch(long, statistics="sums")
     own = {n: t for n, t in state(alone).items() if n in state(summed)}
-    assert {"fedfa_conv.variance_mean", "fedfa_conv.variance_std"} <= set(own)
+    assert "fedfa_conv.variance" in own
     assert largest_difference(own, {n: state(summed)[n] for n in own}) < 1e-9
     assert run_kinds(summed) == {"sum"} and run_kinds(alone) == {"individual"}
-    sent = torch.cat([t for s in seen[2].values() for t in s.values()])
+    sent = torch.stack([t for s in seen[2].values() for t in s.values()])
     assert sent.abs().max() < 30, "in units of the spread, no digits are spent on the level"
 
 
@@ -163,11 +162,8 @@ def test_scalar_variance_from_sums():
     options = {"server_variance": "scalar", "unbiased": True, "memory": "server"}
     a, _ = watch(**options)
     b, _ = watch(statistics="sums", **options)
-    shared = [n for n in model(a) if n.startswith("fedfa_conv.variance")]
-    assert (
-        largest_difference({n: model(a)[n] for n in shared}, {n: model(b)[n] for n in shared})
-        < 1e-12
-    )
+    for name in ("fedfa_conv.variance", "fedfa_conv.centre"):
+        assert (model(a)[name] - model(b)[name]).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("options", [{"variance": "client"}, {"variance": "random"}, {"p": 0.0}])
@@ -305,7 +301,7 @@ def test_tokens_on_both_engines():
     ]
     assert largest_difference(state(runs[0]), state(runs[1])) < 1e-9
     layers = [m for m in runs[0].plan.model.modules() if isinstance(m, FFA)]
-    assert [len(m.variance_std) for m in layers] == [6, 6]
+    assert [tuple(m.variance.shape) for m in layers] == [(2, 6), (2, 6)]
 
 
 def test_layers_by_name_number_and_all():
@@ -318,7 +314,8 @@ def test_layers_by_name_number_and_all():
     assert inserted("hidden") == ["fedfa_hidden"]
     run, seen = watch(layers="all")
     # a stage of vectors has one position, hence no standard deviation to exchange
-    assert [n for n in seen[0]["a"] if "hidden" in n] == ["fedfa_hidden.mean"]
+    shapes = {n: tuple(t.shape) for n, t in seen[0]["a"].items()}
+    assert shapes == {"fedfa_conv.average": (2, 4), "fedfa_hidden.average": (1, 8)}
     assert differ(run, watch()[0]) > 1e-6
     with pytest.raises(fs.FedshiftError, match="conv"):
         inserted("konv")
@@ -352,4 +349,4 @@ def test_equal_stages_get_names_without_dots():
 
     fed = federation()
     run = fs.Run(fed, FedFA(), PROTOCOL, Nested, dtype="float64", device="cpu")
-    assert "fedfa_conv_0.variance_mean" in run.plan.names("down")
+    assert "fedfa_conv_0.variance" in run.plan.names("down")

@@ -53,7 +53,7 @@ def test_bytes():
 
 def test_everything_beyond_the_model_is_statistics():
     made = methods.make("fedfa-plus")
-    names = ("fedfa-plus/fedfa_conv1.mean", "fedfa-plus/histogram")
+    names = ("fedfa-plus/fedfa_conv1.average", "fedfa-plus/histogram")
     assert {made.content(n) for n in names} == {"statistics"}
 
 

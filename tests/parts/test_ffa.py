@@ -7,7 +7,14 @@ import torch
 
 from fedshift import keys
 from fedshift.draws import keyed
-from fedshift.parts.ffa import FFA, deviation, from_sums, modulation, shared_variance
+from fedshift.parts.ffa import (
+    FFA,
+    beginning,
+    deviation,
+    from_sums,
+    modulation,
+    shared_variance,
+)
 from fedshift.parts.style import as_maps, moments
 
 D = torch.float64
@@ -15,20 +22,19 @@ D = torch.float64
 X = torch.tensor(
     [[[[1, 2], [3, 4]], [[0, 0], [2, 2]]], [[[2, 2], [4, 8]], [[1, 3], [5, 7]]]], dtype=D
 )
-NOISE = [torch.tensor([[1, -1], [0.5, 2]], dtype=D), torch.tensor([[-1, 0.5], [1, 0]], dtype=D)]
+NOISE = torch.tensor([[[1, -1], [0.5, 2]], [[-1, 0.5], [1, 0]]], dtype=D)
 
 
 def layer(**options) -> FFA:
     made = FFA(2, 4, **options).double()
     if made.source == "both":
-        made.variance_mean.copy_(torch.tensor([0.5, 2.0], dtype=D))
+        made.variance.copy_(torch.tensor([[0.5, 2.0], [1.0, 1.0]], dtype=D))
     return made
 
 
-def jitter(made: FFA, x: torch.Tensor = X, noise: list[torch.Tensor] = NOISE) -> torch.Tensor:
+def jitter(made: FFA, x: torch.Tensor = X, noise: torch.Tensor = NOISE) -> torch.Tensor:
     maps = as_maps(x)
-    moved = made.jitter(maps, moments(maps, unbiased=made.unbiased), noise)
-    return moved.reshape(x.shape)
+    return made.jitter(maps, made.style(maps), noise, torch.tensor(True)).reshape(x.shape)
 
 
 def near(found, expected, digits: float = 1e-6) -> None:
@@ -62,8 +68,8 @@ def test_statistics_of_the_batch():
     near(mean, [[2.5, 1], [4, 4]])
     near(std, [[1.118034, 1.000000], [2.449490, 2.236068]])
     client = layer(source="client")
-    near(client.spread("mean", mean).square(), [0.562501, 2.250001])
-    near(client.spread("std", std).square(), [0.443194, 0.381967])
+    spread = client.spread(torch.stack([mean, std])).square()
+    near(spread, [[[0.562501, 2.250001]], [[0.443194, 0.381967]]])
 
 
 # sample by sample, channel by channel, position by position
@@ -90,20 +96,18 @@ def test_moving_averages_after_one_batch(unbiased, std):
     """From (0, 1): 0.99 * 0 + 0.01 * (2.5 + 4) / 2 = 0.0325 and so on."""
     made = layer(p=1.0, unbiased=unbiased).train()
     made(X)
-    near(made.decay * 0.0 + made.mean, [0.0325, 0.0250])
-    near(made.decay * 1.0 + made.std, std)
+    near(made.decay * beginning(made.average) + made.average, [[0.0325, 0.0250], std])
 
 
 def test_no_noise_no_change():
-    zero = [torch.zeros_like(e) for e in NOISE]
-    assert torch.allclose(jitter(layer(), noise=zero), X, atol=1e-6)
+    assert torch.allclose(jitter(layer(), noise=torch.zeros_like(NOISE)), X, rtol=0, atol=1e-6)
 
 
 def test_it_does_nothing_in_evaluation_nor_at_p_zero():
     assert layer(p=1.0).eval()(X) is X
     made = layer(p=0.0).train()
     assert torch.equal(made(X), X)
-    assert made.decay == 1 and not made.mean.any(), "what does not act does not observe"
+    assert made.decay == 1 and not made.average.any(), "what does not act does not observe"
 
 
 def test_the_chance_to_act():
@@ -138,37 +142,37 @@ def test_equal_samples_have_no_client_variance():
 
 def test_no_variance_over_clients_leaves_the_client_s_own():
     made = layer(fusion="direct")
-    made.variance_mean.zero_()
-    made.variance_std.zero_()
+    made.variance.zero_()
     assert torch.equal(jitter(made), jitter(layer(source="client")))
 
 
 def test_direct_fusion_widens_by_v_itself():
-    mean, _ = moments(as_maps(X))
-    near(layer(fusion="direct").spread("mean", mean).square(), [0.562501 * 1.5, 2.250001 * 3], 2e-6)
-    near(layer().spread("mean", mean).square(), [0.562501 * 5 / 3, 2.250001 * 7 / 3], 2e-6)
+    style = moments(as_maps(X))
+    direct, adaptive = (layer(fusion=f).spread(style).square() for f in ("direct", "adaptive"))
+    near(direct, [[[0.562501 * 1.5, 2.250001 * 3]], [[0.443194 * 2, 0.381967 * 2]]], 2e-6)
+    near(adaptive, [[[0.562501 * 5 / 3, 2.250001 * 7 / 3]], [[0.443194 * 2, 0.381967 * 2]]], 2e-6)
 
 
 def test_gradients_flow_through_all_statistics_but_not_into_the_averages():
     x = X.clone().requires_grad_()
     made = layer(p=1.0).train()
     made(x).square().sum().backward()
-    assert torch.isfinite(x.grad).all() and not made.mean.requires_grad
+    assert torch.isfinite(x.grad).all() and not made.average.requires_grad
     assert torch.autograd.gradcheck(lambda t: jitter(layer(), t), (x,))
 
 
 def test_vectors_get_noise_on_their_values_alone():
     x = torch.tensor([[1.0, 5.0], [3.0, 1.0]], dtype=D)
     made = FFA(2, 1).double()
-    assert made.statistics == ("mean",) and not hasattr(made, "variance_std")
+    assert made.variance.shape == made.average.shape == (1, 2)
     # V = 1: variances over the batch 1 and 4 (+ 1e-6) are doubled
     spread = torch.tensor([[2**0.5, 8**0.5]], dtype=D)
-    near(jitter(made, x) - x, (NOISE[0] * spread).tolist(), 2e-6)
+    near(jitter(made, x, NOISE[:1]) - x, (NOISE[0] * spread).tolist(), 2e-6)
 
 
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_a_batch_of_one_stays_finite(unbiased):
-    assert torch.isfinite(jitter(layer(unbiased=unbiased), X[:1], [e[:1] for e in NOISE])).all()
+    assert torch.isfinite(jitter(layer(unbiased=unbiased), X[:1], NOISE[:, :1])).all()
 
 
 def test_bfloat16_in_and_out():

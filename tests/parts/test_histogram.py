@@ -45,15 +45,14 @@ def test_cuts_and_biases_of_four_bins():
     """Lines w u + b with w = 1 … 4, b = 0, 0, -0.5, -1.5: neighbours cross at 0, 0.5 and 1."""
     assert cuts(4, Z).tolist() == [0.0, 0.5, 1.0]
     u = torch.tensor([0.2], dtype=D)
-    logits = torch.tensor([[0.2, 0.4, 0.6 - 0.5, 0.8 - 1.5]], dtype=D) / 0.1
-    assert torch.allclose(soft_bins(u, 4, 0.1), logits.softmax(1))
+    logits = torch.tensor([0.2, 0.4, 0.6 - 0.5, 0.8 - 1.5], dtype=D) / 0.1
+    assert torch.allclose(soft_bins(u, 4, 0.1), logits.softmax(0).unsqueeze(1))
 
 
 def test_two_bins_meet_in_the_middle():
     assert soft_bins(torch.tensor([0.1, 0.5, 0.9], dtype=D), 2).round(decimals=3).tolist() == [
-        [1.0, 0.0],
-        [0.5, 0.5],
-        [0.0, 1.0],
+        [1.0, 0.5, 0.0],
+        [0.0, 0.5, 1.0],
     ]
 
 

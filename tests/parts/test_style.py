@@ -36,8 +36,24 @@ def test_one_value_has_no_variance_and_no_nan(unbiased):
 def test_a_dead_channel_stays_finite():
     x = torch.zeros(2, 1, 4, requires_grad=True)
     old = style.moments(x)
-    style.restyle(x, old, (old[0] + 1.0, 2.0 * old[1])).sum().backward()
+    new = torch.stack([old[0] + 1.0, 2.0 * old[1]])
+    style.restyle(x, old, new, torch.tensor(True)).sum().backward()
     assert torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("acts", [True, False])
+def test_restyled_maps_have_the_new_style_or_are_the_old_ones(acts):
+    x = torch.randn(3, 4, 50, dtype=torch.float64, requires_grad=True)
+    new = torch.randn(2, 3, 4, dtype=torch.float64)  # a negative spread turns maps round
+    old = style.moments(x, 0.0)
+    y = style.restyle(x, old, new, torch.tensor(acts))
+    if acts:
+        assert torch.allclose(style.moments(y, 0.0), torch.stack([new[0], new[1].abs()]))
+    else:
+        assert torch.equal(y, x)
+    weight = torch.randn_like(x)
+    (slope,) = torch.autograd.grad((y * weight).sum(), x)
+    assert torch.equal(slope, weight) == (not acts)
 
 
 def test_half_precision_is_computed_in_single_and_given_back():

@@ -77,7 +77,7 @@ from fedshift.hparam import hp
 from fedshift.method import Ctx, Data, Method, Report, Scope, State, Uploads
 from fedshift.net import insert_after
 from fedshift.parts import style
-from fedshift.parts.ffa import FFA, deviation, from_sums, shared_variance
+from fedshift.parts.ffa import FFA, beginning, deviation, from_sums, shared_variance
 from fedshift.tree import Tree
 
 if TYPE_CHECKING:
@@ -134,93 +134,8 @@ class FedFA(Method):
 
     def build(self, model: nn.Module, facts: Facts) -> nn.Module:
         """Put a layer behind every chosen stage."""
-        for stage, layer in self._layers(facts).items():
-            insert_after(model, stage, _module(stage), layer)
-        return model
-
-    def scope(self, name: str, module: nn.Module) -> Scope:
-        """What the server measures goes down; what a trip adds to averages is the trip's."""
-        if not isinstance(module, FFA):
-            return Scope()
-        shared = name.rpartition(".")[2].startswith(("variance_", "centre_"))
-        return Scope("down" if shared else "work")
-
-    def init_client(self, params: Tree, facts: Facts) -> State:
-        """A client's moving averages: means 0, standard deviations 1."""
-        if self.memory != "client":
-            return State()
-        like = next(iter(params.values()), torch.empty(0))
-        return State(
-            {
-                f"{module}.{statistic}": like.new_full((size,), _start(statistic))
-                for module, statistic, size in self._exchanged(facts)
-            }
-        )
-
-    # -- client --------------------------------------------------------------------------------
-
-    def report(self, ctx: Ctx, net: Net, data: Data) -> Report:
-        """The moving averages after the trip."""
-        keep: Tree = {}
-        alone: Tree = {}
-        summed: Tree = {}
-        for module, statistic, _ in self._exchanged(ctx.facts):
-            name, now = f"{module}.{statistic}", net.tensors
-            keep[name] = now[f"{module}.decay"] * self._before(ctx, name, now[name]) + now[name]
-            sent = keep[name] + self.noise * self._noise(ctx, name, now[name])
-            if self.statistics == "individual":
-                alone[name] = sent
-            else:
-                known = ctx.initial[_named(name, "centre")], ctx.initial[_named(name, "variance")]
-                summed[name], summed[f"{name}_square"] = deviation(sent, *known)
-        return Report(sum=summed, individual=alone, keep=keep if self.memory == "client" else {})
-
-    def _before(self, ctx: Ctx, name: str, like: Tensor) -> Tensor:
-        """The moving average as the trip began."""
-        if self.memory == "client":
-            return ctx.kept[name]
-        if self.memory == "server":
-            return ctx.initial[_named(name, "centre")]
-        return torch.full_like(like, _start(name.rpartition(".")[2]))
-
-    def _noise(self, ctx: Ctx, name: str, like: Tensor) -> Tensor:
-        if self.noise == 0:
-            return torch.zeros_like(like)
-        return keys.normal(keys.fold_in(ctx.key, f"noise on {name}"), tuple(like.shape), like.dtype)
-
-    # -- server --------------------------------------------------------------------------------
-
-    def after(
-        self, new: Tree, uploads: Uploads, server: State, net: Net, key: int
-    ) -> tuple[Tree, State]:
-        """V of the round's participants, and the mean of their averages where clients need it."""
-        if not uploads.model:  # a stage without training: the averages have not moved
-            return new, server
-        found = dict(new)
-        clients = len(uploads.clients)
-        averages = [n for n in uploads.extras if n.endswith((".mean", ".std"))]
-        for name in averages:
-            variance, centre = _named(name, "variance"), _named(name, "centre")
-            if self.statistics == "individual":
-                rows = uploads.extras[name]
-                mean, var = rows.mean(dim=0), rows.var(dim=0, correction=0)
-            else:
-                sums = uploads.combined[name], uploads.combined[f"{name}_square"]
-                mean, var = from_sums(*sums, clients, new[centre], new[variance])
-            if clients > 1:
-                scalar = self.server_variance == "scalar"
-                found[variance] = shared_variance(mean, var, clients, scalar, self.unbiased)
-            if centre in new:
-                found[centre] = mean
-        return found, server
-
-    # -- which layers there are ----------------------------------------------------------------
-
-    def _layers(self, facts: Facts) -> dict[str, FFA]:
-        """The layer behind each chosen stage (none where no layer ever acts)."""
-        stages = style.chosen(facts.stage_shapes, self.layers) if self.p else {}
-        return {
-            stage: FFA(
+        for stage, shape in self._stages(facts).items():
+            layer = FFA(
                 style.channels(shape),
                 style.positions(shape),
                 p=self.p,
@@ -231,34 +146,94 @@ class FedFA(Method):
                 unbiased=self.unbiased,
                 centred=self.statistics == "sums" or self.memory == "server",
             )
-            for stage, shape in stages.items()
+            insert_after(model, stage, _layer(stage), layer)
+        return model
+
+    def scope(self, name: str, module: nn.Module) -> Scope:
+        """What the server measures goes down; what a trip adds to averages is the trip's."""
+        if not isinstance(module, FFA):
+            return Scope()
+        return Scope("down" if name.endswith((".variance", ".centre")) else "work")
+
+    def init_client(self, params: Tree, facts: Facts) -> State:
+        """A client's moving averages: means 0, standard deviations 1."""
+        if self.memory != "client":
+            return State()
+        like = next(iter(params.values()), torch.empty(0))
+        return State(
+            {
+                f"{layer}.average": beginning(like.new_empty(size))
+                for layer, size in self._exchanged(facts).items()
+            }
+        )
+
+    # -- client --------------------------------------------------------------------------------
+
+    def report(self, ctx: Ctx, net: Net, data: Data) -> Report:
+        """The moving averages after the trip: average = decay * before + what the trip added."""
+        keep: Tree = {}
+        alone: Tree = {}
+        summed: Tree = {}
+        for layer in self._exchanged(ctx.facts):
+            added, decay = net.tensors[f"{layer}.average"], net.tensors[f"{layer}.decay"]
+            sent = average = decay * self._before(ctx, layer, added) + added
+            if self.noise:
+                key = keys.fold_in(ctx.key, f"noise on {layer}")
+                sent = sent + self.noise * keys.normal(key, tuple(sent.shape), sent.dtype)
+            if self.statistics == "individual":
+                alone[f"{layer}.average"] = sent
+            else:
+                last = ctx.initial[f"{layer}.centre"], ctx.initial[f"{layer}.variance"]
+                summed[f"{layer}.apart"], summed[f"{layer}.square"] = deviation(sent, *last)
+            keep[f"{layer}.average"] = average
+        return Report(sum=summed, individual=alone, keep=keep if self.memory == "client" else {})
+
+    def _before(self, ctx: Ctx, layer: str, like: Tensor) -> Tensor:
+        """The moving averages as the trip began."""
+        if self.memory == "client":
+            return ctx.kept[f"{layer}.average"]
+        return ctx.initial[f"{layer}.centre"] if self.memory == "server" else beginning(like)
+
+    # -- server --------------------------------------------------------------------------------
+
+    def after(
+        self, new: Tree, uploads: Uploads, server: State, net: Net, key: int
+    ) -> tuple[Tree, State]:
+        """V of the round's participants, and the mean of their averages where clients need it."""
+        if not uploads.model:  # a stage without training: the averages have not moved
+            return new, server
+        found, clients = dict(new), len(uploads.clients)
+        sent = [n for n in uploads.extras if n.startswith("fedfa_")]
+        for layer in dict.fromkeys(n.rpartition(".")[0] for n in sent):
+            v, centre = f"{layer}.variance", f"{layer}.centre"
+            if self.statistics == "individual":
+                rows = uploads.extras[f"{layer}.average"]
+                mean, var = rows.mean(dim=0), style.variance(rows, 0)
+            else:
+                sums = uploads.combined[f"{layer}.apart"], uploads.combined[f"{layer}.square"]
+                mean, var = from_sums(*sums, clients, new[centre], new[v])
+            if clients > 1:  # one client alone has no variance: the last V stays
+                scalar = self.server_variance == "scalar"
+                found[v] = shared_variance(mean, var, clients, scalar, self.unbiased)
+            if centre in new:
+                found[centre] = mean
+        return found, server
+
+    # -- which layers there are ----------------------------------------------------------------
+
+    def _stages(self, facts: Facts) -> dict[str, tuple[int, ...]]:
+        """The stages with a layer behind, and the shapes of their outputs."""
+        return style.chosen(facts.stage_shapes, self.layers) if self.p else {}
+
+    def _exchanged(self, facts: Facts) -> dict[str, tuple[int, int]]:
+        """The layers whose averages go up: how many statistics of how many channels."""
+        stages = self._stages(facts).items() if self.variance == "both" else ()
+        return {
+            _layer(stage): (1 + (style.positions(shape) > 1), style.channels(shape))
+            for stage, shape in stages
         }
 
-    def _exchanged(self, facts: Facts) -> list[tuple[str, str, int]]:
-        """Module, statistic and number of channels of every average that goes up."""
-        if self.variance != "both":
-            return []
-        return [
-            (_module(stage), statistic, style.channels(facts.stage_shapes[stage]))
-            for stage, layer in self._layers(facts).items()
-            for statistic in layer.statistics
-        ]
 
-
-def _module(stage: str) -> str:
+def _layer(stage: str) -> str:
     """The name of the layer behind a stage; it has no dots, as names of modules must."""
     return "fedfa_" + stage.replace(".", "_")
-
-
-def _named(name: str, what: str) -> str:
-    """The buffer "layer.variance_mean" of the average "layer.mean".
-
-    >>> _named("fedfa_conv1.mean", "variance")
-    'fedfa_conv1.variance_mean'
-    """
-    module, _, statistic = name.rpartition(".")
-    return f"{module}.{what}_{statistic}"
-
-
-def _start(statistic: str) -> float:
-    return 1.0 if statistic == "std" else 0.0

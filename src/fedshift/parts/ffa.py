@@ -3,6 +3,9 @@
 `FFA` draws a new mean and a new standard deviation for every channel of every sample. How far they
 may go mixes the client's own variance (over its batch) with the variance over clients, which the
 server measures on moving averages of the clients' statistics (`spread`, `shared_variance`).
+
+Statistics are rows [S, C] of C channels: means, then standard deviations; where a stage has a
+single position there is no spread, and S is 1.
 """
 
 from __future__ import annotations
@@ -11,8 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.parts.style import EPS, as_maps, from_maps, moments, restyle, variance
-
-STATISTICS = ("mean", "std")
 
 
 def modulation(shared: Tensor) -> Tensor:
@@ -26,9 +27,19 @@ def modulation(shared: Tensor) -> Tensor:
     tensor([1., 1.])
     """
     t = shared / (1.0 + shared)
-    total = t.sum()
-    tiny = torch.finfo(t.dtype).tiny
-    return torch.where(total > 0, len(t) * t / total.clamp_min(tiny), torch.ones_like(t))
+    total = t.sum(dim=-1, keepdim=True)
+    gamma = t.shape[-1] * t / total.clamp_min(torch.finfo(t.dtype).tiny)
+    return torch.where(total > 0, gamma, 1.0)
+
+
+def beginning(like: Tensor) -> Tensor:
+    """What moving averages begin from: means 0 and standard deviations 1, in rows like these.
+
+    >>> beginning(torch.empty(2, 3))
+    tensor([[0., 0., 0.],
+            [1., 1., 1.]])
+    """
+    return torch.stack([torch.full_like(row, start) for row, start in zip(like, (0.0, 1.0))])
 
 
 class FFA(nn.Module):
@@ -46,11 +57,13 @@ class FFA(nn.Module):
         unbiased: divide variances by n - 1.
         centred: hold the server's last mean of the clients' averages, too.
 
-    The moving averages are held as what this trip adds (`mean`, `std`, from zero) and as the weight
+    The moving averages are held as what this trip adds (`average`, from zero) and as the weight
     that is left to what was there before (`decay`): whoever knows the start knows the average.
     """
 
     decay: Tensor
+    average: Tensor
+    variance: Tensor
 
     def __init__(
         self,
@@ -67,62 +80,56 @@ class FFA(nn.Module):
         super().__init__()
         self.p, self.momentum, self.source, self.random_std = p, momentum, source, std
         self.fusion, self.unbiased = fusion, unbiased
-        self.statistics = STATISTICS if positions > 1 else STATISTICS[:1]
+        self.rows = 2 if positions > 1 else 1
         if source == "both":
+            like = torch.zeros(self.rows, channels)
             self.register_buffer("decay", torch.ones(()))
-            for name, start in zip(self.statistics, (0.0, 1.0)):
-                self.register_buffer(name, torch.zeros(channels))
-                self.register_buffer(f"variance_{name}", torch.ones(channels))
-                if centred:
-                    self.register_buffer(f"centre_{name}", torch.full((channels,), start))
+            self.register_buffer("average", like)
+            self.register_buffer("variance", torch.ones_like(like))
+            if centred:
+                self.register_buffer("centre", beginning(like))
 
     def forward(self, x: Tensor) -> Tensor:
         """The features, jittered; unchanged in evaluation."""
         if not self.training:
             return x
         maps = as_maps(x)
-        style = moments(maps, EPS, self.unbiased)
+        style = self.style(maps)
         acts = torch.rand((), dtype=torch.float32, device=x.device) < self.p
         self.observe(style, acts)
-        noise = [torch.randn_like(part) for part in style]
-        return torch.where(acts, from_maps(self.jitter(maps, style, noise), x), x)
+        return from_maps(self.jitter(maps, style, torch.randn_like(style), acts), x)
 
-    def jitter(self, maps: Tensor, style: tuple[Tensor, Tensor], noise: list[Tensor]) -> Tensor:
-        """The maps [B, C, P] in a style moved by noise [B, C], in units of its allowed spread."""
-        moved = [
-            part + e * self.spread(name, part) if name in self.statistics else part
-            for name, part, e in zip(STATISTICS, style, noise)
-        ]
-        return restyle(maps, style, (moved[0], moved[1]))
+    def style(self, maps: Tensor) -> Tensor:
+        """The statistics of every sample, [S, B, C]."""
+        return moments(maps, EPS, self.unbiased) if self.rows == 2 else maps.mean(dim=2)[None]
 
-    def spread(self, name: str, part: Tensor) -> Tensor | float:
-        """The standard deviation of a statistic's jitter, [C]; gradients flow into the client's."""
+    def jitter(self, maps: Tensor, style: Tensor, noise: Tensor, acts: Tensor) -> Tensor:
+        """The maps [B, C, P] in a style moved by noise [S, B, C], in units of its spread."""
+        return restyle(maps, style, style + noise * self.spread(style), acts)
+
+    def spread(self, style: Tensor) -> Tensor | float:
+        """The jitter's standard deviations, [S, 1, C]; gradients flow into the client's part."""
         if self.source == "random":
             return self.random_std
-        own = variance(part, 0, self.unbiased) + EPS
-        if self.source == "client":
-            return own.sqrt()
-        shared: Tensor = getattr(self, f"variance_{name}")
-        widened = shared if self.fusion == "direct" else modulation(shared)
-        return ((widened + 1.0) * own).sqrt()
+        allowed = variance(style, 1, self.unbiased) + EPS
+        if self.source == "both":
+            widened = self.variance if self.fusion == "direct" else modulation(self.variance)
+            allowed = (widened + 1.0) * allowed
+        return allowed.sqrt().unsqueeze(1)
 
     @torch.no_grad()
-    def observe(self, style: tuple[Tensor, Tensor], acts: Tensor) -> None:
+    def observe(self, style: Tensor, acts: Tensor) -> None:
         """Move the averages, where the layer acts."""
-        if self.source != "both":
-            return
-        for name, part in zip(STATISTICS, style):
-            if name in self.statistics:
-                average: Tensor = getattr(self, name)
-                after = self.momentum * average + (1.0 - self.momentum) * part.mean(dim=0)
-                average.copy_(torch.where(acts, after, average))
-        self.decay.copy_(torch.where(acts, self.momentum * self.decay, self.decay))
+        if self.source == "both":
+            rate = (1.0 - self.momentum) * acts.to(self.decay.dtype)
+            self.average.add_(rate * (style.mean(dim=1) - self.average))
+            self.decay.mul_(1.0 - rate)
 
 
 def shared_variance(
     mean: Tensor, var: Tensor, clients: int, scalar: bool = False, unbiased: bool = False
 ) -> Tensor:
-    """The variance of a statistic over clients (V), from its mean and biased variance [C].
+    """The variance of statistics over clients (V), from their means and biased variances.
 
     `scalar` takes it over clients and channels together, and every channel gets that number.
 
@@ -135,8 +142,9 @@ def shared_variance(
     """
     count = clients
     if scalar:
-        count = clients * len(mean)
-        var = (var.mean() + mean.var(correction=0)).expand_as(mean).clone()
+        count = clients * mean.shape[-1]
+        whole = var.mean(dim=-1, keepdim=True) + variance(mean, -1).unsqueeze(-1)
+        var = whole.expand_as(mean).clone()
     return var * (count / max(1, count - 1)) if unbiased else var
 
 
