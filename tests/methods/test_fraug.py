@@ -14,14 +14,14 @@ from torch.nn import functional as F
 
 import fedshift as fs
 from fedshift import keys
-from fedshift.errors import BadValue
-from fedshift.federation import Facts
+from fedshift.errors import BadData, BadModel, BadValue
+from fedshift.federation import Client, Facts, Federation, Samples
 from fedshift.method import Ctx
-from fedshift.methods.fraug import FRAug, cyclic
+from fedshift.methods.fraug import FRAug, _cycle
 from fedshift.net import Net, owners
 from fedshift.parts import mmd
 from tests.methods.test_battery import start, state
-from tests.toys import ToyNet, federation, largest_difference
+from tests.toys import ToyNet, federation, largest_difference, samples
 
 D = torch.float64
 SHORT = fs.Protocol(rounds=2, steps=1, batch=3, lr=0.1, momentum=0.5)
@@ -88,60 +88,66 @@ class Spied(FRAug):
         return super().loss(out, y, ctx, net)
 
 
-def plain(
-    model: nn.Module, steps: list, method: FRAug, rounds: int, per_round: int
-) -> dict[str, torch.Tensor]:
-    """One client's training, written with modules, modes and torch's optimizers alone."""
-    g, m = model.fraug_generator, model.fraug_rtnet
-    body = [model.conv, model.hidden, model.head]
-    sgd = [
-        torch.optim.SGD([p for part in parts for p in part.parameters()], lr, momentum=0.5)
-        for parts, lr in ((body, 0.1), ([g], method.lr_generator), ([m], method.lr_rtnet))
-    ]
-    means, classes = torch.zeros(3, 8, dtype=D), 3
+class Alone:
+    """One client, written with modules, modes and torch's optimizers alone."""
 
-    def modes(*training: nn.Module) -> None:
-        for part in (*body, g, m):
+    def __init__(self, model: nn.Module, method: FRAug, protocol: fs.Protocol) -> None:
+        self.model, self.method, self.protocol = copy.deepcopy(model), method, protocol
+        m = self.model
+        self.body = [m.conv, m.hidden, m.head]
+        self.g, self.m = m.fraug_generator, m.fraug_rtnet
+        self.sgd = [
+            torch.optim.SGD([p for part in parts for p in part.parameters()], lr, momentum=0.5)
+            for parts, lr in (
+                (self.body, 0.1),
+                ([self.g], method.lr_generator),
+                ([self.m], method.lr_rtnet),
+            )
+        ]
+        self.means = torch.zeros(3, 8, dtype=D)
+
+    def modes(self, *training: nn.Module) -> None:
+        for part in (*self.body, self.g, self.m):
             part.train(part in training)
 
-    for x, y, key, r, t in steps:
-        n = len(x)
-        lam = math.exp(method.ramp_rate * (int(r) - rounds))
-        w = min(0.5, lam)
-        cycle = torch.tensor([((int(r) * per_round + int(t)) * n + i) % classes for i in range(n)])
+    def step(self, x, y, key, r: int, t: int) -> None:
+        model, g, m, means, method = self.model, self.g, self.m, self.means, self.method
+        n, classes = len(x), 3
+        lam = math.exp(method.ramp_rate * (r - self.protocol.rounds))
+        w, scale = min(0.5, lam), lam if method.ramp_residual == "model" else 1.0
+        cycle = torch.tensor([((r * self.protocol.steps + t) * n + i) % classes for i in range(n)])
 
-        def z(phase: str, stream: str, key=key, n=n):
-            here = keys.fold_in(keys.fold_in(key, phase), stream)
-            return keys.normal(here, (n, 4), D)
+        def z(phase: str, stream: str):
+            return keys.normal(keys.fold_in(keys.fold_in(key, phase), stream), (n, 4), D)
 
-        modes(*body)
+        self.modes(*self.body)
         u = model.features(x)
         for c in range(classes):
             if (y == c).any():
                 means[c] = 0.7 * means[c] + 0.3 * u[y == c].mean(0).detach()
         with torch.no_grad():
-            one = means[cycle] + lam * m(g(z("model", "means"), cycle), cycle)
-            two = u + lam * m(g(z("model", "batch"), y), y)
+            one = means[cycle] + scale * m(g(z("model", "means"), cycle), cycle)
+            two = u + scale * m(g(z("model", "batch"), y), y)
         synthetic = F.cross_entropy(model.head(one), cycle) + F.cross_entropy(model.head(two), y)
-        loss = (1 - w) * F.cross_entropy(model.head(u), y) + w * synthetic / 2
-        _step(sgd[0], loss)
+        _step(self.sgd[0], (1 - w) * F.cross_entropy(model.head(u), y) + w * synthetic / 2)
 
-        modes(g)
-        v = g(z("fraug-generator", "means"), cycle)
-        real = model.features(x).detach()
-        away = mmd.gaussian(v, real)
-        _step(sgd[1], F.cross_entropy(model.head(v), cycle) - method.alpha * away)
+        self.modes(g)
+        v = g(z("fraug_generator", "means"), cycle)
+        if method.generator_distance == "l2":
+            away = ((v - means[cycle]) ** 2).mean()
+        else:
+            away = mmd.gaussian(v, model.features(x).detach())
+        _step(self.sgd[1], F.cross_entropy(model.head(v), cycle) - method.alpha * away)
 
-        modes(m)
+        self.modes(m)
         real = model.features(x).detach()
-        loss = 0.0
+        loss = torch.zeros((), dtype=D)
         for base, label, stream in ((means[cycle], cycle, "means"), (real, y, "batch")):
-            made = base + m(g(z("fraug-rtnet", stream), label).detach(), label)
+            made = base + m(g(z("fraug_rtnet", stream), label).detach(), label)
             p = model.head(made).softmax(1)
             entropy = -(p * p.log()).sum(1).mean()
             loss = loss + (-entropy + method.beta * mmd.gaussian(made, base)) / 2
-        _step(sgd[2], loss)
-    return {**model.state_dict(), "fraug_means.means": means}
+        _step(self.sgd[2], loss)
 
 
 def _step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
@@ -151,23 +157,72 @@ def _step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
     optimizer.step()
 
 
-def test_it_is_the_algorithm_of_the_paper():
+# the defaults, and what the page says of Digits
+SETTINGS: list[dict[str, Any]] = [
+    {"ramp_rate": 0.3},
+    {
+        "ramp_rate": 0.3,
+        "ramp_residual": "never",
+        "generator_distance": "l2",
+        "alpha": 1.0,
+        "beta": 1.0,
+        "lr_generator": 0.05,
+        "local_generator_norm": False,
+    },
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=["office-home", "digits"])
+def test_it_is_the_algorithm_of_the_paper(setting):
     Spied.seen.clear()
-    protocol = fs.Protocol(rounds=3, steps=2, batch=5, lr=0.1, momentum=0.5, reset_optimizer=False)
-    method = Spied(ramp_rate=0.3)
-    options: dict[str, Any] = {"dtype": "float64", "device": "cpu", "engine": "loop"}
-    fed = federation((11,))
+    protocol = fs.Protocol(
+        rounds=3,
+        steps=2,
+        batch=5,
+        lr=0.1,
+        momentum=0.5,
+        reset_optimizer=False,
+        weights="samples",
+    )
+    method = Spied(**setting)
+    options: dict[str, Any] = {"dtype": "float64", "device": "cpu", "engine": "loop", "workers": 1}
+    fed = federation((11, 7))
     run = fs.Run(fed, method, protocol, lambda: ToyNet(dropout=0.0), **options)
-    model = copy.deepcopy(run.plan.model)
+    clients = [Alone(run.plan.model, method, protocol) for _ in fed.clients]
     run.play()
-    assert len(Spied.seen) == 6
-    expected = plain(model, Spied.seen, method, rounds=3, per_round=2)
-    kept = run.progress.kept["a"]
-    for name in run.plan.scopes:
-        if name.endswith(("num_batches_tracked", "seen")):
+    assert len(Spied.seen) == 3 * 2 * 2, "rounds, clients, steps"
+    steps = iter(Spied.seen)
+    shared_norms = setting.get("local_generator_norm", True) is False
+    for _ in range(protocol.rounds):
+        for client in clients:
+            for _ in range(protocol.steps):
+                x, y, key, r, t = next(steps)
+                client.step(x, y, key, int(r), int(t))
+        _average([c.model for c in clients], (11 / 18, 7 / 18), shared_norms)
+    for name, client in zip("ab", clients, strict=True):
+        expected = {**client.model.state_dict(), "fraug_means.means": client.means}
+        kept = run.progress.kept[name]
+        for tensor in run.plan.scopes:
+            if not tensor.endswith(("num_batches_tracked", "seen")):
+                found = kept.get(f"model/{tensor}", run.progress.server.model[tensor])
+                assert (found - expected[tensor]).abs().max() < 1e-10, (name, tensor)
+
+
+def _average(models: list[nn.Module], weights: tuple[float, ...], generator_norms: bool) -> None:
+    """The weighted mean of all but RTNet, class means and batch norms."""
+    for path, module in models[0].named_modules():
+        norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if path.startswith(("fraug_rtnet", "fraug_means")) or (
+            norm and not (generator_norms and path.startswith("fraug_generator"))
+        ):
             continue
-        found = kept.get(f"model/{name}", run.progress.server.model[name])
-        assert (found - expected[name]).abs().max() < 1e-10, name
+        own = [m.get_submodule(path).state_dict(keep_vars=True) for m in models]
+        for name in module.state_dict():
+            if "." in name or name == "num_batches_tracked":
+                continue
+            mean = sum(w * o[name].detach() for w, o in zip(weights, own, strict=True))
+            for o in own:
+                o[name].detach().copy_(mean)
 
 
 # -- worked numbers ------------------------------------------------------------------------------
@@ -213,20 +268,33 @@ def test_the_ramp_takes_the_same_course_over_any_number_of_rounds(rounds, last):
 
 def test_cyclic_labels():
     # start ((3 * 10 + 2) * 4) mod 7 = 2
+    class Out:
+        x = torch.zeros(4, 1)
+
     ctx = context(round=3, step=2, steps=10, classes=7)
-    assert cyclic(ctx, 4).tolist() == [2, 3, 4, 5]
-    assert cyclic(ctx.replace(step=torch.tensor(3)), 4).tolist() == [6, 0, 1, 2]
+    assert _cycle(Out, ctx).tolist() == [2, 3, 4, 5]
+    assert _cycle(Out, ctx.replace(step=torch.tensor(3))).tolist() == [6, 0, 1, 2]
 
 
-def test_residuals_are_scaled_and_added():
+@pytest.mark.parametrize(
+    ("switch", "phase", "expected"),
+    [
+        ({}, "model", [1.15, 1.70]),
+        ({}, "fraug_rtnet", [1.5, 1.0]),
+        ({"ramp_residual": "always"}, "fraug_rtnet", [1.15, 1.70]),
+        ({"ramp_residual": "never"}, "model", [1.5, 1.0]),
+        # without RTNet, 0.7 u + 0.3 v, or the generator's output v itself
+        ({"augment": "generator"}, "model", [0.85, 1.10]),
+        ({"augment": "generator", "ramp_residual": "never"}, "model", [0.5, -1.0]),
+    ],
+)
+def test_residuals_are_scaled_and_added(switch, phase, expected):
     u, y = torch.tensor([[1.0, 2.0]], dtype=D), torch.tensor([0])
     residual = torch.tensor([[0.5, -1.0]], dtype=D)
     net = Given(fraug_generator=residual, fraug_rtnet=residual)
-    made = FRAug()._embedding(u, y, "batch", context(width=2), net, 0.3)
-    assert made[0].tolist() == pytest.approx([1.15, 1.70], abs=1e-12)
-    # without RTNet, the generator's output is the embedding itself: 0.7 u + 0.3 v
-    made = FRAug(use_rtnet=False)._embedding(u, y, "batch", context(width=2), net, 0.3)
-    assert made[0].tolist() == pytest.approx([0.85, 1.10], abs=1e-12)
+    method = FRAug(ramp_rate=-math.log(0.3), **switch)  # exp(rate (0 - 1)) = 0.3
+    made = method._embedding("batch", u, y, context(phase, width=2), net)
+    assert made[0].tolist() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -243,12 +311,14 @@ def test_published_sizes(classes, generator, rtnet):
 # -- who learns from what ------------------------------------------------------------------------
 
 
-def test_the_synthetic_loss_reaches_the_head_alone():
-    plan = start(FRAug()).plan
+@pytest.mark.parametrize("augment", ["learned", "generator", "rtnet", "laplace"])
+def test_the_synthetic_loss_reaches_the_head_alone(augment):
+    method = FRAug(augment=augment)
+    plan = start(method).plan
     model = plan.model.train()
     x, y = SMALL.clients[0].train.x[:6].to(D), SMALL.clients[0].train.y[:6]
     net = Net(model)
-    terms = FRAug().loss(net.output(x), y, context(), net)
+    terms = method.loss(net.output(x), y, context(), net)
     assert set(terms) == {"task", "synthetic"}
     params = dict(model.named_parameters())
     for term, reached in (("synthetic", {"head"}), ("task", {"conv", "hidden", "head"})):
@@ -277,16 +347,28 @@ def test_each_network_learns_in_its_own_phase(rates, moved):
 
 
 def test_what_travels():
-    shares = {n: s.share for n, s in start(FRAug()).plan.scopes.items()}
+    plan = start(FRAug()).plan
+    shares = {n: s.share for n, s in plan.scopes.items()}
     kept = {n for n, s in shares.items() if s == "kept"}
     assert {n for n in kept if n.startswith("conv")} == {n for n in shares if "conv.1." in n}
     assert all(n in kept for n in shares if n.startswith(("fraug_rtnet", "fraug_means")))
     shared = {n for n in shares if n.startswith("fraug_generator")} - kept
     assert shared == {n for n in shares if n.startswith("fraug_generator") and "linear" in n}
     assert set(shares.values()) == {"kept", "both"}
-    run = start(FRAug(local_generator_norm=False, local_norm=False))
+    assert not any(n.startswith("fraug") for n in plan.used), "predictions need no networks"
+    run = start(FRAug(local_generator_norm=False, local_norm="none"))
     kept = set(run.plan.names("kept"))
     assert {n.split(".")[0] for n in kept} == {"fraug_rtnet", "fraug_means"}
+
+
+def test_size_of_what_travels_of_the_generator():
+    # (256 + 10) 512 + 512 + 512 * 512 + 512, without two norms of 2 * 512
+    facts = Facts("classification", 10, (3, 32, 32), ("a",), width=512)
+    for method, size in ((FRAug(), 399_360), (FRAug(local_generator_norm=False), 401_408)):
+        model = method.build(nn.Module(), facts)
+        owned, params = owners(model), dict(model.named_parameters())
+        sent = [p.numel() for n, p in params.items() if method.scope(n, owned[n]).share == "both"]
+        assert sum(sent) == size
 
 
 def test_batch_norms_of_shortcuts_may_be_shared():
@@ -303,8 +385,8 @@ def test_batch_norms_of_shortcuts_may_be_shared():
         }
 
     assert kept(FRAug()) == {"bn1", "downsample.1"}
-    assert kept(FRAug(share_downsample=True)) == {"bn1"}
-    assert kept(FRAug(local_norm=False)) == set()
+    assert kept(FRAug(local_norm="no-shortcuts")) == {"bn1"}
+    assert kept(FRAug(local_norm="none")) == set()
 
 
 def test_class_means_are_the_clients_own():
@@ -320,46 +402,115 @@ def test_without_embeddings_it_is_fedbn():
     assert largest_difference(state(a), state(b)) < 1e-12
 
 
+# -- clients of all kinds ------------------------------------------------------------------------
+
+
+def test_clients_that_lack_classes_keep_zero_means_for_them():
+    def of_classes(client: Client, *classes: int) -> Client:
+        train = samples(12, key=7)
+        chosen = torch.isin(train.y, torch.tensor(classes))
+        return Client(
+            client.name, Samples(train.x[chosen], train.y[chosen]), client.val, client.test
+        )
+
+    a, b = SMALL.clients
+    fed = Federation("toy", (of_classes(a, 1), of_classes(b, 0, 2)), ("x", "y", "z"), source="")
+    tensors = both(FRAug(), steps=3, fed=fed)
+    assert all(torch.isfinite(t).all() for t in tensors.values())
+    for client, present in (("a", [False, True, False]), ("b", [True, False, True])):
+        means = tensors[f"kept/{client}/model/fraug_means.means"]
+        assert (means.abs().amax(dim=1) > 0).tolist() == present
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_who_does_not_take_part_keeps_everything(engine):
+    protocol = SHORT.replace(rounds=4, participation=2, reset_optimizer=False)
+    run = start(FRAug(), protocol, engine=engine)
+    names = [c.name for c in run.federation.clients]
+    absences = 0
+    before: dict[str, dict[str, torch.Tensor]] = {}
+
+    def look(run, line):
+        nonlocal absences, before
+        now = {c: dict(run.progress.kept.get(c, {})) for c in names}
+        for line in (x for x in run.lines if x["round"] == line["round"] and x["client"] in now):
+            old, new = before.get(line["client"], {}), now[line["client"]]
+            if line["loss"]:
+                assert largest_difference(
+                    {n: old.get(n, torch.zeros_like(t)) for n, t in new.items()}, new
+                )
+            else:
+                absences += 1
+                assert largest_difference(old, new) == 0.0
+        before = now
+
+    run.play(look)
+    assert absences == 4, "one of three clients in each round"
+
+
+def test_a_batch_of_one_is_refused_for_the_sake_of_the_attached_networks():
+    def attempt(sizes: tuple[int, ...], batch: int) -> None:
+        options: dict[str, Any] = {"device": "cpu", "engine": "loop", "warn": lambda message: None}
+        protocol, model = SHORT.replace(batch=batch), lambda: ToyNet(norm=False)
+        fs.Run(federation(sizes), FRAug(), protocol, model, **options)
+
+    with pytest.raises(BadModel, match=r"norm 'fraug_generator\.hidden\.norm' .* batch of one"):
+        attempt((5, 6), batch=1)
+    with pytest.raises(BadData, match="client 'b' has one training sample"):
+        attempt((5, 1), batch=4)
+
+
 # -- switches ------------------------------------------------------------------------------------
 
-SWITCHES: list[dict[str, Any]] = [
-    {"alpha": 0.0},
-    {"beta": 0.0},
-    {"generator_distance": "l2"},
-    {"generator_distance": "mean-cov"},
-    {"rtnet_distance": "l2"},
-    {"rtnet_distance": "mean-cov"},
-    {"lr_generator": 0.0},
-    {"lr_rtnet": 0.0},
-    {"ramp": "gaussian"},
-    {"ramp": "hyperbolic"},
-    {"ramp": "half"},
-    {"ramp_rate": 0.5},
-    {"ramp_residual": False},
-    {"mixing": "sum"},
-    {"local_norm": False},
-    {"local_generator_norm": False},
-    {"noise": "uniform"},
-    {"means_rate": 0.9},
-    {"means_ramp": True},
-    {"means_warm": True},
-    {"means_shrink": True},
-    {"confusion": "non-saturating"},
-    {"rtnet_ramp": True},
-    {"cap": 0.0},
-    {"stream": "batch"},
-    {"stream": "means"},
-    {"input_noise": 0.1},
+TASK, SYNTHETIC, G, M = "task", "synthetic", "fraug_generator", "fraug_rtnet"
+# which terms of a step's losses a switch changes; the others stay as they are to the last bit
+EFFECTS: list[tuple[dict[str, Any], set[str]]] = [
+    ({"alpha": 0.5}, {G}),
+    ({"generator_distance": "l2"}, {G}),
+    ({"generator_distance": "mean-cov"}, {G}),
+    ({"cap": 0.0}, {G}),
+    ({"beta": 0.5}, {M}),
+    ({"rtnet_distance": "l2"}, {M}),
+    ({"rtnet_distance": "mean-cov"}, {M}),
+    ({"confusion": "non-saturating"}, {M}),
+    ({"ramp": "gaussian"}, {TASK, SYNTHETIC}),
+    ({"ramp": "hyperbolic"}, {TASK, SYNTHETIC}),
+    ({"ramp": "half"}, {TASK, SYNTHETIC}),
+    ({"ramp_rate": 0.3}, {TASK, SYNTHETIC}),
+    ({"mixing": "sum"}, {TASK, SYNTHETIC}),
+    ({"ramp_residual": "never"}, {SYNTHETIC}),
+    ({"ramp_residual": "always"}, {M}),
+    ({"means_rate": 0.9}, {SYNTHETIC, M}),
+    ({"means_ramp": True}, {SYNTHETIC, M}),
+    ({"means_rule": "warm"}, {SYNTHETIC, M}),
+    ({"means_rule": "shrinking"}, {SYNTHETIC, M}),
+    ({"stream": "batch"}, {SYNTHETIC, M}),
+    ({"stream": "means"}, {SYNTHETIC, M}),
+    ({"noise": "uniform"}, {SYNTHETIC, G, M}),
+    ({"noise_width": 3}, {SYNTHETIC, G, M}),
+    ({"rtnet_norm": False}, {SYNTHETIC, M}),
+    ({"augment": "generator"}, {SYNTHETIC, M}),
+    ({"augment": "rtnet"}, {SYNTHETIC, G, M}),
+    ({"augment": "normal"}, {SYNTHETIC, G, M}),
+    ({"augment": "none"}, {TASK, SYNTHETIC, G, M}),
+    # what learns how fast, what travels, and inputs: see the tests of phases, scopes and batches
+    ({"lr_generator": 0.0}, set()),
+    ({"lr_rtnet": 0.0}, set()),
+    ({"local_norm": "no-shortcuts"}, set()),
+    ({"local_norm": "none"}, set()),
+    ({"local_generator_norm": False}, set()),
+    ({"input_noise": 0.1}, set()),
+    ({"spread": 0.5}, set()),
 ]
 # with these the model has other tensors
 ABLATIONS: list[dict[str, Any]] = [
     {"rtnet_norm": False},
     {"noise_width": 3},
-    {"use_generator": False, "stream": "batch"},
-    {"use_rtnet": False, "stream": "means"},
+    {"augment": "rtnet", "stream": "batch"},
+    {"augment": "generator", "stream": "means"},
     {"augment": "uniform"},
     {"augment": "laplace"},
-    {"augment": "normal", "local_norm": False},
+    {"augment": "normal", "local_norm": "none"},
 ]
 # between them, every line that is not of the default
 OTHER_LINES: list[dict[str, Any]] = [
@@ -370,34 +521,64 @@ OTHER_LINES: list[dict[str, Any]] = [
         "ramp": "gaussian",
         "mixing": "sum",
         "noise": "uniform",
-        "means_warm": True,
+        "means_rule": "warm",
         "confusion": "non-saturating",
-        "rtnet_ramp": True,
+        "ramp_residual": "always",
     },
     {
         "generator_distance": "mean-cov",
         "rtnet_distance": "l2",
         "ramp": "hyperbolic",
-        "ramp_residual": False,
+        "ramp_residual": "never",
         "means_ramp": True,
-        "means_shrink": True,
+        "means_rule": "shrinking",
         "input_noise": 0.1,
-        "use_rtnet": False,
+        "augment": "generator",
     },
-    {"ramp": "half", "use_generator": False},
+    {"ramp": "half", "augment": "rtnet"},
 ]
+
+
+def terms(method: FRAug) -> dict[str, float]:
+    """The losses of one step on given tensors, phase by phase, nothing learnt in between."""
+    plan = start(method, SHORT).plan
+    if hasattr(plan.model, "fraug_means"):
+        plan.model.fraug_means.means.fill_(0.5)
+    plan.model.hidden[1].p = 0.0  # dropout
+    chosen = torch.tensor([0, 1, 3, 4])  # a batch without class 2
+    train = SMALL.clients[0].train
+    net, found = Net(plan.model), {}
+    for phase in plan.phases:
+        for path, module in plan.model.named_modules():
+            module.training = plan.modes[path] in phase.training
+        out = net.output(train.x[chosen].to(D))
+        ctx = context(phase.name, round=1, rounds=4)
+        found |= {n: t.item() for n, t in method.loss(out, train.y[chosen], ctx, net).items()}
+    return found
+
+
+@pytest.mark.parametrize(("switch", "changed"), EFFECTS, ids=lambda v: str(v))
+def test_a_switch_changes_what_it_says_and_nothing_else(switch, changed):
+    default, found = terms(FRAug()), terms(FRAug(**switch))
+    same = {n for n in default if n in found and found[n] == default[n]}
+    assert set(default) == {TASK, SYNTHETIC, G, M} and set(default) - same == changed
+
+
+def test_beyond_the_cap_the_generator_is_not_pushed():
+    assert terms(FRAug(cap=0.0)) == terms(FRAug(alpha=0.0))
 
 
 def learnt(method: Any, steps: int = 1, **options: Any) -> dict[str, torch.Tensor]:
     """What a short run learns; with this seed, second batches lack a class."""
     options.setdefault("seed", 1)
-    return state(start(method, SHORT.replace(steps=steps), fed=SMALL, **options).play())
+    options.setdefault("fed", SMALL)
+    return state(start(method, SHORT.replace(steps=steps), **options).play())
 
 
-def both(method: Any, steps: int = 1) -> dict[str, torch.Tensor]:
+def both(method: Any, steps: int = 1, **options: Any) -> dict[str, torch.Tensor]:
     """The same, after checking that both engines learn it."""
-    loop = learnt(method, steps)
-    assert largest_difference(loop, learnt(method, steps, engine="stacked")) < 1e-9
+    loop = learnt(method, steps, **options)
+    assert largest_difference(loop, learnt(method, steps, engine="stacked", **options)) < 1e-9
     return loop
 
 
@@ -406,8 +587,18 @@ def default() -> dict[str, torch.Tensor]:
     return learnt(FRAug())
 
 
-@pytest.mark.parametrize("switch", SWITCHES, ids=str)
-def test_every_switch_changes_what_is_learnt(switch, default):
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"lr_generator": 0.0},
+        {"lr_rtnet": 0.0},
+        {"local_norm": "none"},
+        {"local_generator_norm": False},
+        {"input_noise": 0.1},
+    ],
+    ids=str,
+)
+def test_a_switch_outside_the_losses_changes_what_is_learnt(switch, default):
     changed = learnt(FRAug(**switch))
     shared = set(changed) & set(default)
     a, b = ({n: s[n] for n in shared} for s in (changed, default))
@@ -423,11 +614,11 @@ def test_every_line_is_the_same_on_both_engines(switches):
 def test_ablations_have_what_they_need_on_both_engines(switch, default):
     changed = both(FRAug(**switch))
     names = {n.split("/")[-1].split(".")[0] for n in changed if "fraug" in n}
-    expected = {"fraug_generator", "fraug_rtnet", "fraug_means"}
-    if "augment" in switch:
-        expected = set()
-    expected -= {"fraug_generator"} if not switch.get("use_generator", True) else set()
-    expected -= {"fraug_rtnet"} if not switch.get("use_rtnet", True) else set()
+    expected = {
+        "learned": {"fraug_generator", "fraug_rtnet", "fraug_means"},
+        "generator": {"fraug_generator", "fraug_means"},
+        "rtnet": {"fraug_rtnet", "fraug_means"},
+    }.get(switch.get("augment", "learned"), set())
     assert names == expected
     assert (changed["head.weight"] - default["head.weight"]).abs().max() > 1e-7
 
@@ -436,9 +627,9 @@ def test_phases_follow_the_ablations():
     def names(**switch: Any) -> list[str]:
         return [p.name for p in FRAug(**switch).phases()]
 
-    assert names() == ["model", "fraug-generator", "fraug-rtnet"]
-    assert names(use_generator=False) == ["model", "fraug-rtnet"]
-    assert names(use_rtnet=False) == ["model", "fraug-generator"]
+    assert names() == ["model", "fraug_generator", "fraug_rtnet"]
+    assert names(augment="rtnet") == ["model", "fraug_rtnet"]
+    assert names(augment="generator") == ["model", "fraug_generator"]
     assert names(augment="normal") == names(augment="none") == ["model"]
     assert [p.lr for p in FRAug(lr_generator=0.3, lr_rtnet=0.4).phases()] == [None, 0.3, 0.4]
 
@@ -450,7 +641,7 @@ def test_noise_on_embeddings_of_the_batch(kind):
 
     def moved(spread: float) -> torch.Tensor:
         method = FRAug(augment=kind, spread=spread)
-        [(made, base, label)] = method._made(Out, torch.arange(5) % 3, context(), Given(), True)
+        [(made, base, label)] = method._made(Out, torch.arange(5) % 3, context(), Given())
         assert torch.equal(base, Out.z) and label.tolist() == [0, 1, 2, 0, 1]
         return made - base
 
@@ -488,8 +679,8 @@ def test_in_bfloat16_tensors_stay_float32_and_finite():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(BadValue, match="neither generator nor RTNet"):
-        FRAug(use_generator=False, use_rtnet=False)
+    with pytest.raises(BadValue, match="augment is 'both': choose from learned"):
+        FRAug(augment="both")
     facts = Facts("segmentation", 2, (1, 8, 8), ("a",), width=4)
     with pytest.raises(BadValue, match="one label per sample"):
         FRAug().build(nn.Module(), facts)

@@ -10,9 +10,9 @@ U = torch.tensor([[2.0, 0.0], [4.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
 FIRST, SECOND = torch.tensor([0, 0, 2]), torch.tensor([1, 1, 2])
 
 
-def moved(**options: bool) -> list[torch.Tensor]:
+def moved(rule: str = "masked") -> list[torch.Tensor]:
     """The means after a first and after a second batch, at rate 0.3."""
-    module = ClassMeans(3, 2, **options).double()
+    module = ClassMeans(3, 2, rule).double()
     return [module(U, y, 0.3).clone() for y in (FIRST, SECOND)]
 
 
@@ -29,15 +29,15 @@ def test_means_move_and_absent_classes_stay():
 
 def test_shrinking_of_absent_classes():
     # read literally, the rule multiplies class 0 by 0.7 in the batch that lacks it
-    _, second = moved(shrink=True)
+    _, second = moved("shrinking")
     assert close(second, [[0.63, 0.21], [0.9, 0.3], [0.51, 0.51]])
 
 
 def test_a_warm_start_copies_the_first_mean():
-    first, second = moved(warm=True)
+    first, second = moved("warm")
     assert close(first, [[3, 1], [0, 0], [1, 1]])
     assert close(second, [[3, 1], [3, 1], [1, 1]])
-    module = ClassMeans(3, 2, warm=True).double()
+    module = ClassMeans(3, 2, "warm").double()
     module(U, FIRST, 0.3)
     again = module(U + 1.0, FIRST, 0.3)  # seen before: moves by 0.3
     assert close(again[:1], [[3.3, 1.3]])

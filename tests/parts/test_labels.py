@@ -9,7 +9,7 @@ from fedshift import keys
 from fedshift.batches import Pool, View
 from fedshift.data.augment import Pipeline
 from fedshift.federation import Samples
-from fedshift.parts.labels import class_counts, draw_labels, one_hot
+from fedshift.parts.labels import class_counts, cyclic, draw_labels, one_hot
 
 
 def test_counts_leave_padding_out():
@@ -38,3 +38,10 @@ def test_soft_labels_stay():
     assert one_hot(soft, 2, soft) is soft
     hard = torch.tensor([1, 0])
     assert torch.equal(one_hot(hard, 3, soft), F.one_hot(hard, 3).float())
+
+
+def test_cycles_go_on_from_batch_to_batch():
+    # batch 3 * 10 + 2 of 4 rows starts at 32 * 4 mod 7 = 2
+    assert cyclic(torch.tensor(32), 4, 7).tolist() == [2, 3, 4, 5]
+    assert cyclic(torch.tensor(33), 4, 7).tolist() == [6, 0, 1, 2]
+    assert cyclic(torch.tensor(0), 7, 2).tolist() == [0, 1, 0, 1, 0, 1, 0]

@@ -22,7 +22,10 @@ def test_gaussian_by_hand():
     # squared distances: x0-x1 2, y0-y1 5, x0-y0 1, x0-y1 8, x1-y0 1, x1-y1 2; twice their sum 19
     # over 4 * 3 ordered pairs is the middle width 38/12 = 3.166667
     middle = 38 / 12
-    assert middle == pytest.approx(3.166667, abs=5e-7)
+    apart = mmd.squared_distances(torch.cat([X, Y]))
+    assert apart[0].tolist() == pytest.approx([0, 2, 1, 8], abs=1e-12)
+    assert mmd.bandwidth(apart).item() == pytest.approx(middle, abs=1e-11)
+    assert mmd.bandwidth(apart).item() == pytest.approx(3.166667, abs=5e-7)
 
     def k(d: float) -> float:
         return sum(math.exp(-d / (middle / 4 * 2**i)) for i in range(5))

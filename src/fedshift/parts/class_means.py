@@ -21,16 +21,19 @@ def batch_means(u: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     return total / count.clamp_min(1.0)[:, None], count
 
 
+RULES = ("masked", "warm", "shrinking")
+
+
 class ClassMeans(nn.Module):
     """Class means that move with every batch in train mode: m_c <- (1 - l) m_c + l mean_c.
 
-    They start at zero, and those of classes that a batch lacks stay as they are.
+    They start at zero.
 
     Args:
         classes, width: of the means [classes, width].
-        warm: the first sighting of a class sets its mean, where otherwise it would move it to l
-            times the batch's.
-        shrink: means of absent classes move towards zero, as if their batch mean were zero.
+        rule: "masked": means of classes that a batch lacks stay as they are. "warm": so too, and
+            the first sighting of a class sets its mean, where otherwise it would move it to l times
+            the batch's. "shrinking": means of absent classes move as if their batch mean were zero.
 
     >>> means = ClassMeans(2, 1)
     >>> means(torch.tensor([[1.0]]), torch.tensor([0]), 0.3)
@@ -41,9 +44,9 @@ class ClassMeans(nn.Module):
     means: Tensor
     seen: Tensor
 
-    def __init__(self, classes: int, width: int, warm: bool = False, shrink: bool = False) -> None:
+    def __init__(self, classes: int, width: int, rule: str = "masked") -> None:
         super().__init__()
-        self.warm, self.shrink = warm, shrink
+        self.rule = rule
         self.register_buffer("means", torch.zeros(classes, width))
         self.register_buffer("seen", torch.zeros(classes))
 
@@ -54,10 +57,8 @@ class ClassMeans(nn.Module):
         if self.training and u is not None and y is not None:
             found, count = batch_means(u.detach().to(self.means.dtype), y, len(self.means))
             here = (count > 0).to(self.means.dtype)
-            step = here * rate
-            if self.shrink:
-                step = torch.ones_like(here) * rate
-            if self.warm:
+            step = (torch.ones_like(here) if self.rule == "shrinking" else here) * rate
+            if self.rule == "warm":
                 step = torch.where((here > 0) & (self.seen == 0), torch.ones_like(step), step)
             self.means.copy_(self.means + step[:, None] * (found - self.means))
             self.seen.copy_(torch.maximum(self.seen, here))

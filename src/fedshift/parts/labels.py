@@ -1,7 +1,8 @@
-"""Class labels to generate for: how often each occurs, and draws among those that do."""
+"""Class labels to generate for: how often each occurs, draws among those that do, cycles."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,7 +14,6 @@ from fedshift.tree import Tree
 def one_hot(y: Tensor, classes: int, like: Tensor) -> Tensor:
     """Labels [B] as rows of zeros and a one, in the type of `like`; soft labels stay as they are.
 
-    >>> import torch
     >>> one_hot(torch.tensor([1]), 3, torch.zeros(1))
     tensor([[0., 1., 0.]])
     """
@@ -33,9 +33,17 @@ def class_counts(data: Data, classes: int, like: Tensor) -> Tensor:
 def draw_labels(key: Tensor, count: int, available: Tensor) -> Tensor:
     """Labels [count], uniform over the classes whose entry of `available` [classes] is 1, not 0.
 
-    >>> import torch
     >>> draw_labels(keys.as_tensor(0), 4, torch.tensor([0.0, 1.0, 0.0]))
     tensor([1, 1, 1, 1])
     """
     score = keys.uniform(key, (count, len(available)), available.dtype)
     return ((score + 1.0) * available).argmax(dim=1)
+
+
+def cyclic(batch: Tensor, rows: int, classes: int) -> Tensor:
+    """Labels [rows] of a batch, told by its number: 0, 1, … and again, on from batch to batch.
+
+    >>> cyclic(torch.tensor(1), 4, 3)
+    tensor([1, 2, 0, 1])
+    """
+    return (batch * rows + torch.arange(rows, device=batch.device)) % classes

@@ -25,15 +25,29 @@ def gaussian(x: Tensor, y: Tensor, kernels: int = 5) -> Tensor:
     >>> round(gaussian(x, y).item(), 6)
     1.917027
     """
-    pool = torch.cat([x, y])
-    n, half = len(pool), len(x)
-    pool = pool - pool.detach().mean(dim=0)  # distances stay, cancellation below does not
-    length = pool.square().sum(dim=1)
-    apart = (length[:, None] + length[None, :] - 2.0 * _product(pool, pool.T)).clamp_min(0.0)
-    middle = apart.detach().sum() / (n * n - n) + _TINY
+    half, apart = len(x), squared_distances(torch.cat([x, y]))
+    middle = bandwidth(apart.detach())
     widths = [middle * 2.0 ** (i - kernels // 2) for i in range(kernels)]
     k = torch.stack([torch.exp(-apart / width) for width in widths]).sum(dim=0)
     return k[:half, :half].mean() + k[half:, half:].mean() - 2.0 * k[:half, half:].mean()
+
+
+def squared_distances(x: Tensor) -> Tensor:
+    """Squared distances [B, B] between all rows.
+
+    >>> squared_distances(torch.tensor([[0.0], [3.0]]))
+    tensor([[0., 9.],
+            [9., 0.]])
+    """
+    x = x - x.detach().mean(dim=0)  # distances stay, cancellation below does not
+    length = x.square().sum(dim=1)
+    return (length[:, None] + length[None, :] - 2.0 * _product(x, x.T)).clamp_min(0.0)
+
+
+def bandwidth(apart: Tensor) -> Tensor:
+    """The mean over pairs of two different points, from their squared distances [B, B]."""
+    n = len(apart)
+    return apart.sum() / (n * n - n) + _TINY
 
 
 def mean_cov(x: Tensor, y: Tensor) -> Tensor:
