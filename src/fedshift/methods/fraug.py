@@ -20,8 +20,8 @@ class means, y' labels that cycle through the classes, z fresh noise, h the head
 - m: half the sum over u1 and u2, at lambda = 1, of -entropy(h(u_k)) + beta D(u_k, what the residual
   was added to): hard to tell, and near.
 
-Only the network that learns is in train mode. Class means start at zero. Before u1 is made, those of
-the batch's classes move: c <- 0.7 c + 0.3 (mean over the batch). D is a maximum mean discrepancy
+Only the network that learns is in train mode. Class means start at zero; before u1 is made, those
+of the batch's classes move: c <- 0.7 c + 0.3 (mean over the batch). D is a maximum mean discrepancy
 with Gaussian kernels, a comparison of means and covariances, or the mean squared difference of rows
 (`l2`; there G keeps away from c[y']).
 
@@ -44,7 +44,8 @@ Office-Home. Those for the others, where they differ:
 | ramp | | `ramp_rate=0.002`, `ramp_residual=never` |
 
 The paper's ablations are `augment` and `stream` (Table 5, where "EMA" is the stream from class
-means), `input_noise` (Table 6), and `augment=uniform`, `laplace` or `normal` with `spread` (Table 7).
+means), `input_noise` (Table 6), and `augment=uniform`, `laplace` or `normal` with `spread`
+(Table 7).
 
 ## What crosses the wire
 
