@@ -34,6 +34,16 @@ def begin(plan: Plan) -> Server:
     return Server(model, plan.method.init_server(pick(model, plan.shared), plan.facts))
 
 
+def begin_client(plan: Plan, model: Tree) -> Tree:
+    """What a client keeps before its first round; `model` holds the tensors that `build` gave."""
+    own: State = plan.method.init_client(pick(model, plan.shared), plan.facts)
+    numbers = {
+        n: torch.tensor(v, dtype=torch.int64 if isinstance(v, int) else torch.float64)
+        for n, v in own.numbers.items()
+    }
+    return {**own.tensors, **numbers}
+
+
 def weighted_mean(stacked: Tensor, weights: Tensor) -> Tensor:
     """The mean over the first axis; counters (whole numbers) take their largest value.
 

@@ -7,7 +7,6 @@ order, scores them, writes what a run folder holds, and continues an interrupted
 from __future__ import annotations
 
 import dataclasses
-import math
 import platform
 import re
 import time
@@ -21,7 +20,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fedshift import aggregate, checkpoint, evaluate, files, keys, methods, tree
+from fedshift import aggregate, checkpoint, evaluate, files, keys, lines, methods, tree
 from fedshift import plan as plans
 from fedshift._version import __version__
 from fedshift.aggregate import Server
@@ -31,6 +30,7 @@ from fedshift.engines import Engine, choice
 from fedshift.engines.loop import one_thread
 from fedshift.errors import BadRun, BadValue
 from fedshift.federation import Client, Federation
+from fedshift.lines import Line as Line
 from fedshift.method import Method, Stage, State
 from fedshift.models import ModelSpec
 from fedshift.protocol import Protocol
@@ -39,7 +39,6 @@ from fedshift.report.read import record
 from fedshift.tree import Tree
 from fedshift.trip import Job, Result
 
-Line = dict[str, Any]
 _LEFT = re.compile(r"\.tmp-\d+-\d+")  # names of `fedshift.files` for what is not whole yet
 
 
@@ -188,7 +187,7 @@ class Run:
         sent = {j.client: aggregate.bytes_down(self.plan, now.server, j.payload) for j in jobs}
         if stage.program == "tune" and now.round > 0:  # each goes on from what it tuned before
             sent = dict.fromkeys(sent, 0)
-        came = aggregate.bytes_up(result)
+        came = dict.fromkeys(sent, aggregate.bytes_up(result))
         good, left_out = self._sound(stage, now, result)
         kept = {**now.kept, **dict(zip(good.clients, good.kept))}
         server = now.server
@@ -204,18 +203,28 @@ class Run:
         done = now.done + trained
         last = now.round + 1 == stage.rounds
         scored = trained and (last or done % self.protocol.eval_every == 0)
-        scores = self._scores(server, kept) if scored else []
-        lines = self._lines(stage, done, jobs, good, left_out, sent, came, scores)
-        lines[-1] |= {"seconds": time.perf_counter() - start, "warnings": self._warned}
+        found = lines.of_round(
+            stage.name,
+            done,
+            [j.client for j in jobs],
+            _losses(good),
+            dict(zip(good.clients, good.seconds)),
+            came,
+            sent,
+            left_out,
+        )
+        if scored:
+            found = lines.scored(found, self._scores(server, kept), self.method.view)
+        found[-1] |= {"seconds": time.perf_counter() - start, "warnings": self._warned}
         self._warned = []
-        self._record(lines)
+        self._record(found)
         after = Progress(
             stage=now.stage + last,
             round=0 if last else now.round + 1,
             done=done,
             server=server,
             kept=kept,
-            best=self._best(now.best, lines[-1], server, kept, scored),
+            best=self._best(now.best, found[-1], server, kept, scored),
             metrics=self._metrics_size(),
             seconds=time.monotonic() - began,
         )
@@ -223,7 +232,7 @@ class Run:
         ended = self.progress.stage == len(self.stages)
         if ended or done % self.checkpoint_every == 0:
             self.save()
-        return lines[-1]
+        return found[-1]
 
     def _jobs(self, stage: Stage, now: Progress) -> list[Job]:
         jobs = []
@@ -290,55 +299,6 @@ class Run:
     def _scores(self, server: Server, kept: Mapping[str, Tree]) -> list[evaluate.Score]:
         seen = evaluate.evaluate(self.plan, server.model, kept, self.federation.scored)
         return seen + evaluate.evaluate_unseen(self.plan, server.model, kept, self.unseen)
-
-    def _lines(
-        self,
-        stage: Stage,
-        round: int,
-        jobs: Sequence[Job],
-        result: Result,
-        left_out: Mapping[str, str],
-        sent: Mapping[str, int],
-        came: int,
-        scores: Sequence[evaluate.Score],
-    ) -> list[Line]:
-        """The lines of `metrics.jsonl` of one round: one per client, then the round's own."""
-        head = {"stage": stage.name, "round": round}
-        losses = _losses(result)
-        seconds = dict(zip(result.clients, result.seconds))
-        lines: list[Line] = []
-        by_client = {s.client: s for s in scores}
-        for client in dict.fromkeys([*by_client, *(j.client for j in jobs)]):
-            score = by_client.get(client, evaluate.Score(client))
-            lines.append(
-                {
-                    **head,
-                    **dataclasses.asdict(score),
-                    "loss": losses.get(client),
-                    "bytes_up": came if client in sent else 0,
-                    "bytes_down": sent.get(client, 0),
-                    "seconds": seconds.get(client),
-                }
-            )
-        seen = [s for s in scores if s.role == "seen"]
-        test = evaluate.summary([s.of(self.method.view, "test") for s in seen])
-        val = evaluate.summary([s.of(self.method.view, "val") for s in seen])
-        lines.append(
-            {
-                **head,
-                "client": None,
-                "mean": test.mean,
-                "worst": test.worst,
-                "spread": test.spread,
-                "val": val.mean,
-                "loss": _mean_losses(losses),
-                "bytes_up": came * len(jobs),
-                "bytes_down": sum(sent.values()),
-                "participants": [j.client for j in jobs],
-                "left_out": dict(left_out),
-            }
-        )
-        return lines
 
     def _best(
         self,
@@ -437,10 +397,10 @@ class Run:
         files.write_toml(self.out / "config.toml", self.config())
         self._opened = True
 
-    def _record(self, lines: list[Line]) -> None:
+    def _record(self, found: list[Line]) -> None:
         if self.out is not None:
-            files.append_lines(self.out / "metrics.jsonl", lines)
-        self.lines += lines
+            files.append_lines(self.out / "metrics.jsonl", found)
+        self.lines += found
 
     def _metrics_size(self) -> int:
         return 0 if self.out is None else (self.out / "metrics.jsonl").stat().st_size
@@ -483,12 +443,7 @@ class Run:
 
     def _beginning(self) -> Progress:
         server = aggregate.begin(self.plan)
-        shared = tree.pick(server.model, self.plan.shared)
-        own: State = self.method.init_client(shared, self.plan.facts)
-        kept = {
-            **own.tensors,
-            **{n: torch.tensor(v, dtype=_number_type(v)) for n, v in own.numbers.items()},
-        }
+        kept = aggregate.begin_client(self.plan, server.model)
         # Every client has tensors of its own, as after a resumption: engines treat what is the same
         # object for all clients in another way.
         each = {c: {n: t.clone() for n, t in kept.items()} for c in self.federation.names}
@@ -617,19 +572,10 @@ def _sound_kept(kept: Sequence[Tree], device: torch.device) -> list[bool]:
     return found
 
 
-def _number_type(value: float) -> torch.dtype:
-    return torch.int64 if isinstance(value, int) else torch.float64
-
-
 def _losses(result: Result) -> dict[str, dict[str, float]]:
     """Each client's mean loss terms."""
     columns = {n: t.detach().cpu().tolist() for n, t in result.losses.items()}
     return {c: {n: v[k] for n, v in columns.items()} for k, c in enumerate(result.clients)}
-
-
-def _mean_losses(losses: Mapping[str, Mapping[str, float]]) -> dict[str, float] | None:
-    names = dict.fromkeys(n for own in losses.values() for n in own)
-    return {n: math.fsum(own[n] for own in losses.values()) / len(losses) for n in names} or None
 
 
 def _on_device(progress: Progress, device: torch.device) -> Progress:
