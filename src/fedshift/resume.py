@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift import files, methods
+import torch
+
+from fedshift import files, keys, methods
+from fedshift import plan as plans
 from fedshift.compose import Composed
+from fedshift.data.augment import Pipeline
 from fedshift.errors import BadRun, FedshiftError
-from fedshift.federation import Federation
+from fedshift.federation import Facts, Federation
 from fedshift.method import Method
 from fedshift.models import ModelSpec
+from fedshift.plan import Plan
 from fedshift.protocol import Protocol
 
 if TYPE_CHECKING:
@@ -90,6 +95,33 @@ def _check_same(now: Mapping[str, Any], saved: Mapping[str, Any], folder: Path) 
                 f"'{folder}' was begun with another {argument} (its {key} differ): continue with "
                 f"the same, fs.Run.resume('{folder}', {argument}=…)"
             )
+
+
+def plan_of(config: Mapping[str, Any], folder: Path, device: torch.device) -> Plan:
+    """What is the same for every trip of a run, from its configuration alone."""
+    try:
+        given = config["facts"]
+        shape = tuple(given["shape"])
+        facts = Facts(given["task"], len(given["classes"]), shape, tuple(given["clients"]))
+        network = spec_of(config, folder).build(
+            shape, facts.classes, keys.fold(config["seed"], "model")
+        )
+        return plans.make(
+            facts,
+            Pipeline.from_config(config.get("pipeline", {})),
+            method_of(config, folder),
+            Protocol(**config["protocol"]),
+            network,
+            device,
+            config["dtype"],
+            config["seed"],
+        )
+    except (KeyError, TypeError) as error:
+        if isinstance(error, FedshiftError):
+            raise
+        raise BadRun(
+            f"{folder / 'config.toml'} cannot be used ({error}): restore it as it was written"
+        ) from None
 
 
 def method_of(config: Mapping[str, Any], folder: Path) -> Composed:

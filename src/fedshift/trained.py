@@ -14,16 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift import evaluate, files, keys, task
-from fedshift import plan as plans
-from fedshift.data.augment import Pipeline
+from fedshift import evaluate, files, task
 from fedshift.data.in_memory import channels_first
 from fedshift.engines.choice import device_of
-from fedshift.errors import BadData, BadRun, BadValue, FedshiftError, UnknownName
-from fedshift.federation import Facts, Samples
+from fedshift.errors import BadData, BadRun, BadValue, UnknownName
+from fedshift.federation import Samples
 from fedshift.plan import Plan
-from fedshift.protocol import Protocol
-from fedshift.resume import method_of, read_config, spec_of
+from fedshift.resume import plan_of, read_config
 from fedshift.tree import Tree, under
 
 
@@ -171,7 +168,7 @@ def load(folder: str | os.PathLike[str], device: str = "auto") -> Trained:
             f"end it with fedshift run --resume {folder}"
         )
     where = device_of(device)
-    plan = _plan(config, folder, where)
+    plan = plan_of(config, folder, where)
     model, _ = files.load_tensors(path)
     _check(model, plan, path)
     kept = {
@@ -186,33 +183,6 @@ def load(folder: str | os.PathLike[str], device: str = "auto") -> Trained:
         config.get("metric", "accuracy"),
         config["source"].get("data", ""),
     )
-
-
-def _plan(config: Mapping[str, Any], folder: Path, device: torch.device) -> Plan:
-    """The plan of a run, from its configuration alone."""
-    try:
-        given = config["facts"]
-        shape = tuple(given["shape"])
-        facts = Facts(given["task"], len(given["classes"]), shape, tuple(given["clients"]))
-        network = spec_of(config, folder).build(
-            shape, facts.classes, keys.fold(config["seed"], "model")
-        )
-        return plans.make(
-            facts,
-            Pipeline.from_config(config.get("pipeline", {})),
-            method_of(config, folder),
-            Protocol(**config["protocol"]),
-            network,
-            device,
-            config["dtype"],
-            config["seed"],
-        )
-    except (KeyError, TypeError) as error:
-        if isinstance(error, FedshiftError):
-            raise
-        raise BadRun(
-            f"{folder / 'config.toml'} cannot be used ({error}): restore it as it was written"
-        ) from None
 
 
 def _check(model: Tree, plan: Plan, path: Path) -> None:
