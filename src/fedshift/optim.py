@@ -106,7 +106,11 @@ class Optimizer:
         if self.weight_decay and self.name != "adamw":
             g = list(torch._foreach_add(g, p, alpha=self.weight_decay))
         if self.name == "sgd":
-            delta = self._sgd(g, slots, lr, active)
+            g = self._velocity(g, slots, active)
+            if active is None:
+                _descend(p, g, lr)
+                return
+            delta = list(torch._foreach_mul(g, -lr))
         else:
             delta = self._adam(g, slots, state["step"], lr, active)
         if self.weight_decay and self.name == "adamw":
@@ -118,19 +122,15 @@ class Optimizer:
             return ("momentum",) if self.momentum else ()
         return ("first", "second")
 
-    def _sgd(
-        self, g: Tensors, slots: list[Tensors], lr: float | Tensor, active: Tensor | None
-    ) -> Tensors:
-        """What SGD adds to the parameters."""
-        if slots:
-            velocity = slots[0]
-            _decay(velocity, self.momentum, g, 1.0, active)
-            g = (
-                list(torch._foreach_add(g, velocity, alpha=self.momentum))
-                if self.nesterov
-                else velocity
-            )
-        return list(torch._foreach_mul(g, -lr))
+    def _velocity(self, g: Tensors, slots: list[Tensors], active: Tensor | None) -> Tensors:
+        """The direction of SGD: the gradient, or its momentum."""
+        if not slots:
+            return g
+        velocity = slots[0]
+        _decay(velocity, self.momentum, g, 1.0, active)
+        if not self.nesterov:
+            return velocity
+        return list(torch._foreach_add(g, velocity, alpha=self.momentum))
 
     def _adam(
         self,
@@ -196,6 +196,15 @@ def _decay(
     new = list(torch._foreach_mul(state, keep))
     torch._foreach_add_(new, change, alpha=weight)
     _put(state, new, active)
+
+
+def _descend(params: Tensors, g: Tensors, lr: float | Tensor) -> None:
+    """params -= lr * g, in place and in one pass; a rate on the device stays there."""
+    if isinstance(lr, Tensor):
+        for p, d in zip(params, g, strict=True):
+            p.addcmul_(d, lr.to(p.dtype), value=-1.0)
+    else:
+        torch._foreach_add_(params, g, alpha=-lr)
 
 
 def _add(params: Tensors, delta: Tensors, active: Tensor | None) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from fedshift import keys, task
 from fedshift.batches import Pool, View, order
 from fedshift.draws import keyed
+from fedshift.layers import fast
 from fedshift.method import Ctx, Phase, Report, Stage, State, tensors_of
 from fedshift.net import Net
 from fedshift.optim import clip_
@@ -357,7 +358,7 @@ class Trip:
         plan = self.plan
         net = Net(plan.model, tensors)
         terms: Tree = {}
-        with self._drawing(dyn, phase), self._precision():
+        with self._drawing(dyn, phase), self._computing():
             out = net.output(x, plan.taps)
             if plan.method.has("loss"):
                 terms |= plan.method.loss(out, y, self._ctx(dyn, phase.name), net)
@@ -372,7 +373,7 @@ class Trip:
         moment = {n: torch.zeros_like(dyn["steps"]) for n in ("step", "epoch")}
         ctx = self._ctx({**dyn, **moment, "fixed": {}}, "start")
         net = Net(self.plan.model, tensors)
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), self._computing():
             return self.plan.method.start(ctx, net, self._data(view))
 
     def _batch(self, dyn: dict[str, Any], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -385,7 +386,7 @@ class Trip:
         self, dyn: dict[str, Any], tensors: Tree, view: dict[str, Tensor]
     ) -> dict[str, Tree]:
         net = Net(self.plan.model, {n: t.detach() for n, t in tensors.items()})
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), self._computing():
             report: Report = self.plan.method.report(
                 self._ctx(dyn, "report"), net, self._data(view)
             )
@@ -424,11 +425,13 @@ class Trip:
             yield
 
     @contextlib.contextmanager
-    def _precision(self) -> Iterator[None]:
-        if not self.plan.autocast:
-            yield
-            return
-        with torch.autocast(self.plan.device.type, dtype=torch.bfloat16):
+    def _computing(self) -> Iterator[None]:
+        """Stacked clients' layers in their fast form, and bfloat16 where it was asked for."""
+        with contextlib.ExitStack() as stack:
+            if self.mapped:
+                stack.enter_context(fast())
+            if self.plan.autocast:
+                stack.enter_context(torch.autocast(self.plan.device.type, dtype=torch.bfloat16))
             yield
 
     # -- laying out tensors --------------------------------------------------------------------

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedshift.batches import Pool
 from fedshift.engines.loop import merge
@@ -68,21 +69,37 @@ def even_chunk(jobs: int, limit: int) -> int:
 
 
 def fitting(plan: Plan) -> int:
-    """How many clients fit: parameters five times over, and a step's activations."""
+    """How many clients fit: parameters six times over, and three times what a step lays out."""
     if plan.device.type != "cuda":
         return 1 << 30
     free, _ = torch.cuda.mem_get_info(plan.device)
-    before = torch.cuda.max_memory_allocated(plan.device)
     torch.cuda.reset_peak_memory_stats(plan.device)
     held = torch.cuda.memory_allocated(plan.device)
     x = torch.zeros((plan.protocol.batch, *plan.facts.shape), device=plan.device, dtype=plan.dtype)
     plan.model.eval()
-    plan.model.head(plan.model.features(x)).sum()  # type: ignore[operator]
-    activations = max(0, torch.cuda.max_memory_allocated(plan.device) - held)
-    del x, before
-    phases = len(plan.phases)
-    one = 6 * nbytes(plan.tensors) + 3 * phases * activations
+    with unfolded_bytes(plan.model) as patches:
+        plan.model.head(plan.model.features(x)).sum()  # type: ignore[operator]
+    activations = max(0, torch.cuda.max_memory_allocated(plan.device) - held) + sum(patches)
+    one = 6 * nbytes(plan.tensors) + 3 * len(plan.phases) * activations
     return max(1, int(_SHARE * free / max(1, one)))
+
+
+@contextmanager
+def unfolded_bytes(model: nn.Module) -> Iterator[list[int]]:
+    """Collect, for every convolution that runs, the bytes of its patches (`fedshift.layers`)."""
+    found: list[int] = []
+
+    def note(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        assert isinstance(module, nn.Conv2d)
+        positions = output.numel() // output.shape[-3]
+        found.append(positions * module.weight[0].numel() * output.element_size())
+
+    hooks = [m.register_forward_hook(note) for m in model.modules() if isinstance(m, nn.Conv2d)]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

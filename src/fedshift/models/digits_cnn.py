@@ -28,14 +28,10 @@ class DigitsCNN(Staged):
 
 
 def _convolution(inputs: int, outputs: int, pool: bool) -> nn.Sequential:
-    stage = block(
-        conv=nn.Conv2d(inputs, outputs, 5, padding=2),
-        norm=nn.BatchNorm2d(outputs),
-        relu=nn.ReLU(),
-    )
-    if pool:
-        stage.add_module("pool", nn.MaxPool2d(3, stride=2, padding=1))
-    return stage
+    conv = nn.Conv2d(inputs, outputs, 5, padding=2)
+    # Pooling commutes with ReLU, which has less to do behind it.
+    pools = {"pool": nn.MaxPool2d(3, stride=2, padding=1)} if pool else {}
+    return block(conv=conv, norm=nn.BatchNorm2d(outputs), **pools, relu=nn.ReLU())
 
 
 def _dense(inputs: int, outputs: int) -> dict[str, nn.Module]:

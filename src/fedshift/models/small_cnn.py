@@ -28,15 +28,11 @@ class SmallCNN(Staged):
 
 
 def _convolution(inputs: int, outputs: int, pool: bool) -> nn.Sequential:
-    stage = block(
-        # No bias: the norm that follows takes the mean away.
-        conv=nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-        norm=nn.BatchNorm2d(outputs),
-        relu=nn.ReLU(),
-    )
-    if pool:
-        stage.add_module("pool", nn.MaxPool2d(2))
-    return stage
+    # No bias: the norm that follows takes the mean away.
+    conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    # Pooling commutes with ReLU, which has less to do behind it.
+    pools = {"pool": nn.MaxPool2d(2)} if pool else {}
+    return block(conv=conv, norm=nn.BatchNorm2d(outputs), **pools, relu=nn.ReLU())
 
 
 def network(shape: tuple[int, ...], classes: int) -> SmallCNN:
