@@ -191,8 +191,10 @@ class Trip:
         if plan.method.has("report"):
             self._modes((), force=True)
             view, dims_view = self._view(jobs)
-            dyn = {**work.dyn, **self._moment(work)}
-            dims = {**work.dims["dyn"], **self._moment_dims()}
+            # a client that was done early is at its own last step, wherever the others went
+            here = self._moment(work, torch.minimum(work.t, work.dyn["steps"]))
+            dyn = {**work.dyn, **here}
+            dims = {**work.dims["dyn"], **self._moment_dims(), "step": 0}
             up = self._over(self._report)((dims, 0, dims_view), dyn, tensors, view)
             extras = {n: t.detach() for n, t in up["up"].items()}
             keep = {n: t.detach() for n, t in up["keep"].items()}
@@ -524,8 +526,8 @@ class Trip:
             return {"index": rows[0], "mask": masks[0]}, {}
         return {"index": torch.stack(rows), "mask": torch.stack(masks)}, {"index": 0, "mask": 0}
 
-    def _moment(self, work: _Work) -> dict[str, Tensor]:
-        step = work.t.clone()
+    def _moment(self, work: _Work, step: Tensor | None = None) -> dict[str, Tensor]:
+        step = work.t.clone() if step is None else step
         return {
             "step": step,
             "epoch": torch.div(step, work.length, rounding_mode="floor"),
