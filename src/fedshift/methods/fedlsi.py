@@ -1,53 +1,68 @@
-"""FedLSI: domains are made interchangeable in latent space, on latents inverted from heads alone.
+"""# FedLSI: domains are made interchangeable in latent space
 
-## The idea
-
-Before the rounds begin, every client trains on its own once and sends up nothing but the head of
-its model, a linear layer behind a batch norm. The server inverts the heads: it optimises noise
-into latents that a head classifies as wished and whose statistics its norm has seen. On these it
-trains a translator, a StarGAN on vectors, that takes a latent from one client's domain to
-another's. The clients keep it, and from then on penalise how much it changes a latent: so what
-tells domains apart is trained away. The server averages every scalar by its own importance.
+Before the rounds begin, every client trains alone once and sends up nothing but the head of its
+model, a linear layer behind a batch norm. The server inverts the heads into latents, and on these
+trains a translator that takes a latent from one client's domain into another's. In the rounds,
+clients penalise how much the translator changes their latents: what tells domains apart is trained
+away. The server averages every scalar by its own importance, as `importance` does. The paper is
+Federated Domain Generalization with Latent Space Inversion, ICDM 2025; the name FedLSI is ours.
 
 ## The loss
 
-With z = g(x) of a client of domain d, and d' drawn for every sample from all domains (its own too):
+With z = g(x) of a client of domain d, and d' drawn for every sample from all m domains (its own
+too):
 
     CE(h(z), y) + lambda_di mean_j (z - G(z, d, d'))_j^2
 
-The gradient flows through z and through G(z); G itself is fixed, its dropout off. Once, at the
-server, per batch of latents Z: CE(h(Z), y) + lambda_bn L_bn + lambda_norm L_norm, the squared
-distances of Z's mean and variance to the running ones of h's norm, and the mean squared length. G
-has StarGAN's losses (adversarial, domain, cycle) and 0.1 times the cross-entropies of all heads.
-Aggregation is that of `importance`.
+The gradient flows through z and through G(z); G itself is fixed and its dropout off.
+
+Once, at the server, Adam moves noise Z ~ N(0, I), with labels y drawn uniformly, against
+
+    CE(h(Z), y) + lambda_bn (|mean(Z) - m_h|^2 + |var(Z) - v_h|^2) + lambda_norm mean_b |z_b|^2
+
+where m_h and v_h are the running statistics of the head's norm. Heads are in eval mode and fixed.
+The translator G and its critic D are a StarGAN on these vectors, with
+
+    D: -mean D(z) + mean D(G(z, d, d')) + lambda_cls CE(D_cls(z), d) + lambda_gp penalty
+    G: -mean D(G(z, d, d')) + lambda_cls CE(D_cls(G(z, d, d')), d')
+       + lambda_rec mean |z - G(G(z, d, d'), d', d)| + 0.1 sum_k CE(h_k(G(z, d, d')), y)
+
+and a step of G after every fifth of D. Aggregation is that of `importance`.
 
 ## When to use it
 
-For a site that has never been seen, from few and different sites (styles, scanners), where the
-statistics of latents may be shared but no images or styles. Its cost is a local training, an
-inversion and a GAN before the first round: minutes on a GPU at the paper's sizes, seconds anywhere
-at the `quick` ones. For latents above zero and unbounded (behind a ReLU) try `gan_bounded=false`.
+For a site that has never been seen, from few and different sites (styles, scanners), where heads
+may be shared but no images and no styles. Before the first round it costs a local training, an
+inversion and a GAN; the `quick` sizes take seconds on a CPU. Parts can be left out one by one:
+`translator=false`, `importance=false`, `weight=0`, and each loss of the inversion by its weight.
+G's results lie between -1 and 1; for latents far from there (behind a ReLU, say) try
+`gan_bounded=false`. The paper trains with SGD, rate 0.001, momentum 0.9, weight decay 5e-4,
+batches of 32, 10 local epochs, 20 rounds.
 
 ## What crosses the wire
 
 Up, once: each client's head with its norm's statistics (33,345 parameters for 512 features and 65
-classes), looked at one by one; with `inversion_labels="client"` a histogram of labels. Down, once:
-the translator (2,109,952 parameters for 512 features, 3 clients and 1024 hidden units) and the
-client's number. Up, every round: the importances, as large as the model.
+classes), looked at one by one; with `inversion_labels="client"` its histogram of labels too. Down,
+once: the translator (2,109,952 parameters for 512 features, 3 clients and 1024 hidden units) and
+the client's number; the server then forgets it, and each client keeps it. Up, every round: the
+importances, as large as the trained parameters.
 
 ## Differences from the released code
 
-In the code the inverted head is in train mode, so that its norm follows the statistics which it
-should match (`inversion_frozen=false`), and a client's latents start from those of the client
-before; here heads are in eval mode and each has noise of its own. Its gradient penalty mixes rows
-(`gan_mixed=true`). It scores models in train mode on shuffled, full batches; here all samples are
-scored in eval mode. The norms of its inversion are not squared (`inversion_squared=false`) and
-weigh 0.01 and 0.001, and its lambda_di is 10.
-
-The paper's text has a vanilla GAN on batches of one class, without the heads (`gan_kind="vanilla"`,
-`gan_one_class=true`, `gan_label=0`), labels of latents as often as clients have them
-(`inversion_labels="client"`), and a sum of squares (`distance="sum"`). Buffers, and parameters
-without importance, take the protocol's weights; in paper and code those are "samples".
+- It inverts heads in train mode, so that their norms follow the statistics they should match
+  (`inversion_frozen=false`), and starts a client's latents from those of the client before, with
+  Adam's memory (`inversion_carried=true`).
+- It does not square the distances and lengths of the inversion (`inversion_squared=false`), weighs
+  them 0.01 and 0.001, and sets lambda_di to 10.
+- Its gradient penalty mixes rows (`gan_mixed=true`), and it trains for 20 local epochs.
+- It scores models in train mode, on shuffled batches without the last one. Here models are scored
+  in eval mode on all samples.
+- The paper's text has a vanilla GAN (which knows no gradient penalty) on batches of one class,
+  without the heads: `gan_kind="vanilla"`, `gan_one_class=true`, `gan_label=0`. It draws labels as
+  often as a client has them (`inversion_labels="client"`) and sums squares (`distance="sum"`).
+- Buffers, and scalars that are important to nobody, take the protocol's weights. In paper and code
+  these are the numbers of samples: `weights="samples"`. The code keeps momentum between rounds:
+  `reset_optimizer=false`.
 """
 
 from __future__ import annotations
@@ -115,6 +130,7 @@ class FedLSI(Method):
     inversion_length: float = hp(1e-4, "weight of the latents' length (lambda_norm)", low=0)
     inversion_squared: bool = hp(True, "distances and lengths are squared")
     inversion_frozen: bool = hp(True, "heads are inverted in eval mode")
+    inversion_carried: bool = hp(False, "a client's latents start from the last one's, as released")
 
     gan_kind: str = hp("wgan-gp", "adversarial loss", choices=("wgan-gp", "vanilla"))
     gan_hidden: int = hp(1024, "width of the translator and the critic", low=2, quick=32)
@@ -125,7 +141,7 @@ class FedLSI(Method):
     gan_every: int = hp(5, "critic steps per step of the translator (n_critic)", low=1)
     gan_domain: float = hp(1.0, "weight of telling domains apart (lambda_cls)", low=0)
     gan_cycle: float = hp(10.0, "weight of coming back (lambda_rec)", low=0)
-    gan_penalty: float = hp(10.0, "weight of the gradient penalty (lambda_gp)", low=0)
+    gan_penalty: float = hp(10.0, "weight of wgan-gp's gradient penalty (lambda_gp)", low=0)
     gan_label: float = hp(0.1, "weight of the heads' cross-entropies", low=0)
     gan_mixed: bool = hp(False, "the gradient penalty mixes rows, as released")
     gan_one_class: bool = hp(False, "every batch is of one class")
@@ -151,10 +167,10 @@ class FedLSI(Method):
     def _translates(self) -> bool:
         return self.translator and self.weight > 0
 
-    def _all(self, prefix: str) -> dict[str, Any]:
-        """The hyperparameters of a part, by the names that it gives them."""
-        mine = [n for n in hypers(self) if n.startswith(prefix + "_")]
-        return {n.removeprefix(prefix + "_"): getattr(self, n) for n in mine}
+    def _of(self, part: str) -> dict[str, Any]:
+        """A part's hyperparameters under its own names: `gan_lr` is the GAN's `lr`."""
+        names = [n for n in hypers(self) if n.startswith(f"{part}_")]
+        return {n.removeprefix(f"{part}_"): getattr(self, n) for n in names}
 
     def build(self, model: nn.Module, facts: Facts) -> nn.Module:
         """A norm without affine part becomes the first layer of the head."""
@@ -177,16 +193,15 @@ class FedLSI(Method):
     # -- server --------------------------------------------------------------------------------
 
     def init_server(self, params: Tree, facts: Facts) -> State:
-        """Sizes, and each client's number as a domain: its place in the order of names."""
+        """Sizes, and each client's domain: its place in the order of names."""
         if not self._translates:
             return State()
         domains = {f"domain/{name}": k for k, name in enumerate(sorted(facts.clients))}
-        sizes = {"width": facts.width, "classes": facts.classes}
-        return State({}, {**sizes, **domains, "hand-out": 0})
+        return State({}, {"width": facts.width, "classes": facts.classes, **domains})
 
     def broadcast(self, server: State, client: str, round: int) -> State:
-        """The translator and the client's domain, once."""
-        if not server.numbers.get("hand-out"):
+        """The translator and the client's domain, as soon as there is one."""
+        if not server.tensors:
             return State()
         return State(server.tensors, {"domain": server.numbers[f"domain/{client}"]})
 
@@ -198,33 +213,33 @@ class FedLSI(Method):
     def after(
         self, new: Tree, uploads: Uploads, server: State, net: Net, key: int
     ) -> tuple[Tree, State]:
-        """After the warm-up, heads become latents and latents a translator."""
-        if "hand-out" not in server.numbers or uploads.stage not in ("warm-up", "translator"):
+        """Heads become latents and latents a translator, which is dropped once it was sent."""
+        if not self._translates or uploads.stage not in ("warm-up", "translator"):
             return new, server
-        tensors = dict(server.tensors)
-        if uploads.stage == "warm-up":
-            tensors = with_prefix("translator", self._trained(uploads, server, net, key))
-        given = {**server.numbers, "hand-out": int(uploads.stage == "warm-up")}
-        return new, State(tensors, given)
+        sent = uploads.stage == "translator"
+        found = {} if sent else self._trained(uploads, dict(server.numbers), net, key)
+        return new, State(with_prefix("translator", found), server.numbers)
 
-    def _trained(self, uploads: Uploads, server: State, net: Net, key: int) -> Tree:
+    def _trained(
+        self, uploads: Uploads, numbers: dict[str, int | float], net: Net, key: int
+    ) -> Tree:
         """The translator for the heads that came; in the order of names, whatever theirs was."""
         names = sorted(uploads.clients)
-        rows = [uploads.clients.index(n) for n in names]
-        up = {n: t[rows] for n, t in uploads.extras.items()}
+        up = {n: t[[uploads.clients.index(c) for c in names]] for n, t in uploads.extras.items()}
         heads = under("head", up)
         norm = {n: heads[f"norm.running_{n}"] for n in ("mean", "var")} if self.head_norm else {}
-        number = {n: int(v) for n, v in server.numbers.items()}
-        each = [keys.as_tensor(keys.fold(key, n), uploads.samples.device) for n in names]
-        histogram = up.get("histogram", uploads.samples.new_ones(len(names), number["classes"]))
+        device = uploads.samples.device
+        each = torch.stack([keys.as_tensor(keys.fold(key, n), device) for n in names])
+        width, classes = int(numbers["width"]), int(numbers["classes"])
+        histogram = up.get("histogram", uploads.samples.new_ones(len(names), classes))
+        domains = torch.tensor([int(numbers[f"domain/{n}"]) for n in names], device=device)
 
         def head(tensors: Tree, z: Tensor) -> Tensor:
             return net.at({f"head.{n}": t for n, t in tensors.items()}, grad=True).head(z)
 
-        inversion = Inversion(**self._all("inversion"))
-        z, y = inversion.run(head, heads, norm, number["width"], histogram, torch.stack(each))
-        domains = torch.tensor([number[f"domain/{n}"] for n in names], device=z.device)
-        return StarGAN(**self._all("gan")).train(
+        inversion = Inversion(**self._of("inversion"))
+        z, y = inversion.run(head, heads, norm, width, histogram, each)
+        return StarGAN(**self._of("gan")).train(
             z.flatten(0, 2),
             y.flatten(),
             domains.repeat_interleave(y[0].numel()),
@@ -248,18 +263,14 @@ class FedLSI(Method):
     def report(self, ctx: Ctx, net: Net, data: Data) -> Report:
         """The head after the warm-up, importances after a round; the translator is kept."""
         if ctx.stage == "train" and self.importance:
-            how = self._all("importance")
-            found = importances(net, data, ctx.shared, ctx.samples, **how)
+            found = importances(net, data, ctx.shared, ctx.samples, **self._of("importance"))
             return Report(individual=with_prefix("importance", found))
         if ctx.stage == "translator":
             return Report(keep=ctx.received)
         if ctx.stage != "warm-up" or not self._translates:
             return Report()
-        up = {
-            f"head/{n.removeprefix('head.')}": t
-            for n, t in net.tensors.items()
-            if n.startswith("head.") and t.is_floating_point()
-        }
+        floats = {n: t for n, t in net.tensors.items() if t.is_floating_point()}
+        up = {n.replace(".", "/", 1): t for n, t in floats.items() if n.startswith("head.")}
         if self.inversion_labels == "client":
             up["histogram"] = class_counts(data, ctx.facts.classes, ctx.lr)
         return Report(individual=up)
@@ -272,5 +283,5 @@ def change(z: Tensor, moved: Tensor, distance: str = "mean") -> Tensor:
     >>> change(z, moved), change(z, moved, "sum")
     (tensor(2.), tensor(4.))
     """
-    each = (z - moved).square().mean(dim=0)
-    return each.mean() if distance == "mean" else each.sum()
+    squares = (z - moved).square()
+    return squares.mean() if distance == "mean" else squares.sum(dim=1).mean()

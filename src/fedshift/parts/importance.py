@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedshift.method import Data
     from fedshift.net import Net
 
+_TOGETHER = 32, 1 << 22  # small groups share a pass: at most so many samples and gradients
 _TINY = 1e-12  # under a root, whose slope at 0 is infinite
 
 
@@ -42,24 +43,38 @@ def importances(
         norm: of the outputs, "squared" or "plain".
         encoder: what the parameters before the head are judged by, the "logits" or the "features".
     """
+    params = pick(net.tensors, names)
+    size = sum(p.numel() for p in params.values())
+    groups = max(1, min(_TOGETHER[0] // group, _TOGETHER[1] // max(1, size)))
 
     def output(params: Tree, x: Tensor, mask: Tensor) -> Tensor:
-        frozen = net.at(params, grad=True)
-        z = frozen.features(x)
+        """What one group's samples put out, as one number."""
+        own = net.at(params, grad=True)
+        z = own.features(x)
         if encoder == "logits":
-            felt = _size(frozen.head(z), norm)
+            felt = _size(own.head(z), norm)
         else:
-            felt = _size(z, norm) + _size(frozen.head(z.detach()), norm)
+            felt = _size(z, norm) + _size(own.head(z.detach()), norm)
         return torch.where(mask, felt, 0.0).sum()
 
-    params = pick(net.tensors, names)
+    slope = torch.func.grad(output)
 
     def add(total: Tree, x: Tensor, y: Tensor, mask: Tensor) -> Tree:
-        grads = torch.func.grad(output)(params, x, mask)
-        return {n: t + grads[n].abs() for n, t in total.items()}
+        if groups == 1:
+            grads = slope(params, x, mask)
+            return {n: t.add_(grads[n].abs()) for n, t in total.items()}
+        grads = torch.vmap(slope, in_dims=(None, 0, 0))(params, _cut(x, group), _cut(mask, group))
+        return {n: t.add_(grads[n].abs().sum(dim=0)) for n, t in total.items()}
 
-    total = data.fold(add, map_tree(torch.zeros_like, params), batch=group)
+    total = data.fold(add, map_tree(torch.zeros_like, params), batch=group * groups)
     return {n: t / samples for n, t in total.items()}
+
+
+def _cut(rows: Tensor, group: int) -> Tensor:
+    """Rows [N, ...] as groups [G, group, ...], the last one filled up with zeros."""
+    missing = -len(rows) % group
+    whole = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+    return whole.reshape(-1, group, *rows.shape[1:])
 
 
 def _size(out: Tensor, norm: str) -> Tensor:

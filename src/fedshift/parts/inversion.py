@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from fedshift import keys
 from fedshift.optim import Optimizer
-from fedshift.parts.fit import fit
-from fedshift.tree import Tree, pick, under, with_prefix
+from fedshift.parts.fit import Fitted, Loss, fit
+from fedshift.tree import Tree, map_tree, pick, under, with_prefix
 
 Head = Callable[[Tree, Tensor], Tensor]
 _TINY = 1e-12  # under a root, whose slope at 0 is infinite
@@ -59,6 +59,8 @@ class Inversion:
         squared: squared distances and lengths; otherwise their roots.
         frozen: the norm uses the statistics that came with the head. Otherwise it uses those of
             each batch of latents, and the ones to be matched follow them, as in train mode.
+        carried: one client after another; a batch starts from the latents and Adam's memory that
+            the client before left of it.
         eps: of Adam.
     """
 
@@ -72,6 +74,7 @@ class Inversion:
     length: float = 1e-4
     squared: bool = True
     frozen: bool = True
+    carried: bool = False
     eps: float = 1e-8
 
     def run(
@@ -106,8 +109,35 @@ class Inversion:
         rest = {**with_prefix("head", heads), **with_prefix("norm", norm), "y": labels}
         # in train mode every batch has running statistics of its own
         each = {n: t[:, None].expand(-1, start.shape[1], -1) for n, t in norm.items()}
+        buffers = {} if self.frozen else each
+        adam = Optimizer("adam", betas=(0.5, 0.9), eps=self.eps)
+        unused = torch.zeros(len(start), dtype=torch.int64, device=start.device)
 
-        def loss(tensors: Tree, rest: Tree, key: Tensor, step: int) -> Tensor:
+        def moved(clients: slice, z: Tensor, state: Tree | None = None) -> Fitted:
+            moving, beside = (map_tree(lambda t: t[clients], tree) for tree in (buffers, rest))
+            return fit(
+                self._loss(head),
+                {"z": z},
+                self.steps,
+                adam,
+                unused[clients],
+                lr=self.lr,
+                buffers=moving,
+                state=state,
+                rest=beside,
+            )
+
+        if not self.carried:
+            return moved(slice(None), start).params["z"]
+        ends = [moved(slice(1), start[:1])]
+        for k in range(1, len(start)):
+            ends.append(moved(slice(k, k + 1), ends[-1].params["z"], ends[-1].state))
+        return torch.cat([end.params["z"] for end in ends])
+
+    def _loss(self, head: Head) -> Loss:
+        """The loss of one client's latents [S, B, D], summed over its batches."""
+
+        def loss(tensors: Tree, rest: Tree, key: Tensor, step: Tensor) -> Tensor:
             z = tensors["z"]
             wanted, seen = under("norm", rest), z
             if not self.frozen:
@@ -123,13 +153,7 @@ class Inversion:
                 terms.append(self.statistics * gap)
             return torch.stack(terms).sum()
 
-        adam = Optimizer("adam", betas=(0.5, 0.9), eps=self.eps)
-        unused = torch.zeros(len(start), dtype=torch.int64, device=start.device)
-        buffers = {} if self.frozen else each
-        done = fit(
-            loss, {"z": start}, self.steps, adam, unused, lr=self.lr, buffers=buffers, rest=rest
-        )
-        return done.params["z"]
+        return loss
 
 
 def _classes(key: Tensor, histogram: Tensor, size: tuple[int, int]) -> Tensor:
