@@ -17,9 +17,11 @@ from fedshift.engines import choice
 from fedshift.errors import BadValue
 from fedshift.federation import Facts
 from fedshift.methods.fedlsi import change
-from fedshift.parts.gan import translate, translator
-from fedshift.tree import under
+from fedshift.parts.gan import StarGAN, translate, translator
+from fedshift.parts.inversion import Inversion
+from fedshift.tree import digest, under
 from tests.methods.test_battery import PROTOCOL, make, start, state
+from tests.methods.test_importance import uneven
 from tests.toys import ToyNet, federation, largest_difference
 
 FedLSI = methods.method_class("fedlsi")
@@ -52,11 +54,52 @@ class Wide(nn.Module):
 
 @pytest.mark.parametrize("classes, size", [(65, 33_345), (7, 3_591)])
 def test_heads_of_the_papers(classes, size):
-    """512 x 65 + 65, and 512 x 7 + 7: the norm has no parameters (it would add 1,024)."""
+    """512 x 65 + 65, and 512 x 7 + 7. An affine norm would add 1,024 (34,369 for 65 classes)."""
     facts = Facts("classification", classes, (3, 224, 224), ("a", "b", "c"), width=512)
     head = FedLSI().build(Wide(classes), facts).head
     assert sum(p.numel() for p in head.parameters()) == size
+    assert list(head) == [head.norm, head.layer], "the norm comes first"
     assert head.norm.running_mean.shape == (512,)
+
+
+def test_defaults_are_the_papers():
+    """Those that the paper or, where it is silent, its code gives."""
+    told = {
+        "weight": 1.0,
+        "distance": "mean",
+        "warmup_epochs": 30,
+        "inversion_batches": 200,
+        "inversion_batch": 32,
+        "inversion_steps": 10_000,
+        "inversion_lr": 1e-4,
+        "inversion_task": 1.0,
+        "inversion_statistics": 1e-3,
+        "inversion_length": 1e-4,
+        "inversion_squared": True,
+        "inversion_frozen": True,
+        "inversion_carried": False,
+        "gan_kind": "wgan-gp",
+        "gan_hidden": 1024,
+        "gan_bounded": True,
+        "gan_steps": 10_000,
+        "gan_batch": 16,
+        "gan_lr": 1e-4,
+        "gan_every": 5,
+        "gan_domain": 1.0,
+        "gan_cycle": 10.0,
+        "gan_penalty": 10.0,
+        "gan_label": 0.1,
+        "gan_mixed": False,
+        "gan_one_class": False,
+        "importance_group": 32,
+        "importance_norm": "squared",
+        "importance_encoder": "logits",
+    }
+    method = FedLSI()
+    assert {n: getattr(method, n) for n in told} == told
+    assert method.translator and method.importance and method.head_norm
+    assert Inversion(**method._of("inversion")) == Inversion(), "parts have the same defaults"
+    assert StarGAN(**method._of("gan")) == StarGAN() and StarGAN().dropout == 0.5
 
 
 def test_the_papers_latents():
@@ -120,15 +163,56 @@ def test_what_crosses_in_each_stage():
     assert lines[2]["bytes_up"] == 2 * 8 * (trained + whole)
 
 
+def after_warm_up(run):
+    """The run once the heads have come, and the translator that the server made of them."""
+    run._engine = choice.start(run.plan, run.federation, "loop", 0)
+    run._round(0.0)
+    return run, under("translator", run.progress.server.methods["fedlsi"].tensors)
+
+
 def test_every_client_keeps_the_translator_and_its_own_domain():
     fed = federation()
     turned = fs.Federation(fed.name, fed.clients[::-1], fed.classes, fed.pipeline)
-    for run in (start(quick(), SHORT).play(), start(quick(), SHORT, fed=turned).play()):
-        server = run.progress.server.methods["fedlsi"].tensors
+    for each in (fed, turned):
+        run, made = after_warm_up(start(quick(), SHORT, fed=each))
+        assert {n: t.shape for n, t in made.items()} == {
+            n: t.shape for n, t in translator(8, 3, 32).items()
+        }
+        run._round(0.0)
+        assert not run.progress.server.methods["fedlsi"].tensors, "the server keeps nothing of it"
         for number, client in enumerate("abc"):
             kept = under("fedlsi", run.progress.kept[client])
-            assert kept.pop("domain") == number, "in the order of names, not of the federation"
-            assert largest_difference(kept, server) == 0
+            assert kept["domain"] == number, "in the order of names, not of the federation"
+            assert largest_difference(under("translator", kept), made) == 0
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("stage", ["warm-up", "translator", "train"])
+def test_resumed_behind_any_stage_it_ends_in_the_same_bits(stage, engine, tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(run, line):
+        if line["stage"] == stage:
+            raise Stop
+
+    whole = start(quick(), engine=engine).play()
+    with pytest.raises(Stop):
+        start(quick(), engine=engine, out=tmp_path).play(stop)
+    again = fs.Run.resume(
+        tmp_path, federation(), ToyNet, method=quick(), warn=lambda message: None
+    ).play()
+    assert digest(state(again)) == digest(state(whole))
+
+
+@pytest.mark.parametrize("labels", ["uniform", "client"])
+def test_one_class_few_samples_absent_classes(labels):
+    method, protocol = quick(inversion_labels=labels), PROTOCOL.replace(participation=2)
+    loop = start(method, protocol, fed=uneven()).play()
+    stacked = start(method, protocol, fed=uneven(), engine="stacked").play()
+    assert largest_difference(state(loop), state(stacked)) < 1e-9
+    assert all(torch.isfinite(t).all() for t in state(loop).values() if t.is_floating_point())
+    assert loop.lines[-1]["loss"]["invariance"] > 0
 
 
 def test_the_warm_up_leaves_the_model_alone():
@@ -251,6 +335,7 @@ def test_importances_are_those_of_the_method_of_that_name():
         {"inversion_length": 0.0},
         {"inversion_squared": False},
         {"inversion_frozen": False},
+        {"inversion_carried": True},
         {"gan_kind": "vanilla"},
         {"gan_hidden": 16},
         {"gan_steps": 5},
@@ -274,10 +359,7 @@ def test_every_size_and_loss_of_the_server_reaches_the_translator(settings):
 def handed_out(method):
     """The sums of the translator's tensors, in every digit."""
     run = start(method, SHORT)
-    run._engine = choice.start(run.plan, run.federation, "loop", 0)
-    run._round(0.0)
-    tensors = run.progress.server.methods["fedlsi"].tensors
-    return [t.double().sum().item() for t in tensors.values()]
+    return [t.double().sum().item() for t in after_warm_up(run)[1].values()]
 
 
 @pytest.mark.parametrize("other", ["mixup", "fedprox", "fedbn", "scaffold", "pfedavg"])

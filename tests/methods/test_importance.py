@@ -14,7 +14,7 @@ from fedshift.method import Uploads
 from fedshift.net import Net
 from fedshift.parts.importance import importances, shares
 from tests.methods.test_battery import PROTOCOL, make, start, state
-from tests.toys import largest_difference
+from tests.toys import federation, largest_difference
 
 Importance = methods.method_class("importance")
 
@@ -101,6 +101,25 @@ def test_with_any_method_of_the_clients(other):
     assert largest_difference(state(loop), state(stacked)) < 1e-9
     without = start(other).play()
     assert largest_difference(loop.progress.server.model, without.progress.server.model) > 1e-5
+
+
+def uneven():
+    """A client of one class, one smaller than a batch, and a class that nobody has."""
+    fed = federation((13, 3, 11))
+    clients = []
+    for client, most in zip(fed.clients, (0, 1, 1), strict=True):
+        train = fs.Samples(client.train.x, client.train.y.clamp_max(most))
+        clients.append(fs.Client(client.name, train, client.val, client.test))
+    return fs.Federation(fed.name, tuple(clients), fed.classes, fed.pipeline)
+
+
+@pytest.mark.parametrize("settings", [{}, {"group": 1, "norm": "plain"}])
+def test_one_class_few_samples_absent_classes(settings):
+    method, protocol = Importance(**settings), PROTOCOL.replace(participation=2, weights="samples")
+    loop = start(method, protocol, fed=uneven()).play()
+    stacked = start(method, protocol, fed=uneven(), engine="stacked").play()
+    assert largest_difference(state(loop), state(stacked)) < 1e-9
+    assert all(torch.isfinite(t).all() for t in state(loop).values() if t.is_floating_point())
 
 
 def test_two_weights_of_one_element_are_refused():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedshift import keys
+from fedshift.models.spec import seeded
 from fedshift.parts.gan import StarGAN, critic, gradient_penalty, judge, translate, translator
 
 QUICK = StarGAN(hidden=16, steps=6, batch=8, lr=1e-3, every=2)
@@ -123,6 +124,66 @@ def test_it_is_repeated_by_its_key_and_touches_no_generator():
     a, b = train(), train()
     assert all(torch.equal(a[n], b[n]) for n in a) and torch.equal(before, torch.get_rng_state())
     assert all(t.dtype == torch.float64 and not t.requires_grad for t in a.values())
+
+
+def test_it_is_the_plain_loop_of_the_paper():
+    """Adam with betas .5 and .999: the critic takes every step, the translator every third."""
+    z, y, d = domains()
+    gan = dataclasses.replace(QUICK, dropout=0.0, steps=7, every=3)
+    with seeded(keys.fold(5, "networks")):
+        both = {"translator": translator(3, 2, 16), "critic": critic(3, 2, 16)}
+    both = {n: {m: t.double().requires_grad_() for m, t in own.items()} for n, own in both.items()}
+    adam = {
+        n: torch.optim.Adam(own.values(), lr=1e-3, betas=(0.5, 0.999), eps=1e-8)
+        for n, own in both.items()
+    }
+    for step in range(7):
+        here = keys.fold_in(keys.as_tensor(5), step)
+        at = keys.integers(keys.fold_in(here, "sample"), len(z), (8,))
+        target = d[at][keys.permutation(keys.fold_in(here, "target"), 8)]
+        assert sorted(target.tolist()) == sorted(d[at].tolist()), "the batch's domains, permuted"
+        batch, between = (z[at], y[at], d[at], target), keys.fold_in(here, "between")
+        turns = [("critic", gan.critic_loss), ("translator", gan.translator_loss)]
+        for name, loss in turns[: 1 + (step in (2, 5))]:
+            adam[name].zero_grad()
+            loss(both, batch, heads, between).backward()
+            adam[name].step()
+    found = gan.train(z, y, d, 2, heads, key=5)
+    assert max((found[n] - t).abs().max() for n, t in both["translator"].items()) < 1e-9
+    early = dataclasses.replace(gan, steps=2).train(z, y, d, 2, heads, key=5)
+    with seeded(keys.fold(5, "networks")):
+        fresh = translator(3, 2, 16)
+    assert all(torch.equal(early[n], t.double()) for n, t in fresh.items()), "two steps are too few"
+
+
+def test_networks_are_those_of_the_paper():
+    """Layer by layer: linear, leaky ReLU (0.2), layer norm; heads behind half the width."""
+    z, d = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    t, c = translator(4, 3, 8), critic(4, 3, 8)
+
+    def block(tensors, name, x):
+        layer = torch.nn.Linear(*tensors[f"{name}.weight"].shape[::-1])
+        norm = torch.nn.LayerNorm(layer.out_features)
+        layer.weight.data, layer.bias.data = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
+        return norm(torch.nn.functional.leaky_relu(layer(x), 0.2))
+
+    told = [torch.nn.functional.one_hot(k, 3).float() for k in (d, d.flip(0))]
+    x = block(t, "two", block(t, "one", torch.cat([z, *told], dim=1)))
+    wanted = torch.tanh(x @ t["out.weight"].T + t["out.bias"])
+    assert torch.allclose(translate(t, z, d, d.flip(0)), wanted, atol=1e-6)
+    x = block(c, "two", block(c, "one", z))
+    score, seen = judge(c, z)
+    assert torch.allclose(score, x @ c["real.weight"][0] + c["real.bias"], atol=1e-6)
+    assert torch.allclose(seen, x @ c["domain.weight"].T + c["domain.bias"], atol=1e-6)
+
+
+def test_dropout_lies_behind_the_first_layers():
+    """With everything dropped there, the input no longer matters."""
+    t, c, d = translator(4, 3, 8), critic(4, 3, 8), torch.tensor([0, 1])
+    a, b = (translate(t, z, d, d, dropout=1.0) for z in (torch.zeros(2, 4), torch.ones(2, 4)))
+    assert torch.equal(a, b) and not torch.allclose(a, translate(t, torch.ones(2, 4), d, d))
+    score, _ = judge(c, torch.randn(2, 4), dropout=1.0)
+    assert score[0] == score[1]
 
 
 def nets():

@@ -60,6 +60,24 @@ def test_one_linear_layer(how, expected, padding):
     assert torch.allclose(measured(padding, **how), wanted, atol=5e-7)
 
 
+@pytest.mark.parametrize("group", [1, 3, 5, 16, 40])
+@pytest.mark.parametrize("n", [7, 37])
+def test_groups_that_share_a_pass_are_summed_apart(group, n):
+    """Against plain autograd over the groups, whatever fits into one pass."""
+    net, x = ToyNet(dropout=0.5).double(), samples(n, 4).x
+    names = tuple(name for name, _ in net.named_parameters())
+    with torch.no_grad():
+        found = importances(Net(net), view(x, 5), names, torch.tensor(n), group=group)
+    net.eval()
+    wanted = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
+    for part in x.split(group):
+        grads = torch.autograd.grad(net(part).square().sum(), list(net.parameters()))
+        for name, g in zip(names, grads, strict=True):
+            wanted[name] += g.abs() / n
+    for name in names:
+        assert torch.allclose(found[name], wanted[name], atol=1e-12)
+
+
 def test_what_lies_before_the_head_may_be_judged_by_the_features():
     net = ToyNet(dropout=0.0).double()
     x = samples(8, 3).x

@@ -85,6 +85,61 @@ def test_latents_are_what_the_heads_know():
     assert gap[1] < 0.02 * gap[0]
 
 
+@pytest.mark.parametrize("squared", [True, False])
+def test_it_is_the_plain_loop_of_the_paper(squared):
+    """One batch of one client, by torch's own norm, cross-entropy and Adam with betas .5 and .9."""
+    how = Inversion(batches=1, batch=16, steps=25, lr=0.05, squared=squared, statistics=0.1)
+    net, y = NETS[1], torch.arange(16) % 4
+    start = keys.normal(KEYS[1], (16, 6), torch.float64)
+    z = start.clone().requires_grad_()
+    adam = torch.optim.Adam([z], lr=0.05, betas=(0.5, 0.9), eps=1e-8)
+    power = 2 if squared else 1
+    for _ in range(25):
+        gaps = z.mean(0) - net.norm.running_mean, z.var(0, correction=0) - net.norm.running_var
+        loss = torch.nn.functional.cross_entropy(net(z), y)
+        loss = loss + 0.1 * sum(torch.linalg.vector_norm(g) ** power for g in gaps)
+        loss = loss + 1e-4 * (torch.linalg.vector_norm(z, dim=1) ** power).mean()
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    found = how.optimise(
+        head,
+        {n: t[1:] for n, t in HEADS.items()},
+        {n: t[1:] for n, t in NORM.items()},
+        y[None, None],
+        start[None, None],
+    )
+    assert torch.allclose(found[0, 0], z.detach(), atol=1e-9)
+
+
+def test_latents_begin_as_standard_noise_and_classes_are_uniform():
+    """In 512 dimensions noise has length 22.6, the root of 512."""
+    heads = {"weight": torch.zeros(1, 2, 512)}
+    how = Inversion(batches=2, batch=200, steps=0)
+    z, _ = how.run(head, heads, {}, 512, torch.ones(1, 2), KEYS[:1])
+    assert z.norm(dim=-1).mean().item() == pytest.approx(22.6, abs=0.1)
+    assert abs(z.mean().item()) < 0.01 and z.std().item() == pytest.approx(1.0, abs=0.01)
+
+
+def test_carried_latents_and_memory_go_on_from_the_client_before():
+    """The first client is inverted as usual; the second as if Adam had gone on with its head."""
+    base = {"batches": 2, "batch": 8, "lr": 0.05}
+    y = torch.arange(32).reshape(2, 2, 8) % 4
+    start = keys.normal(KEYS, (2, 8, 6), torch.float64)
+    alone, carried = (
+        Inversion(**base, steps=10, carried=c).optimise(head, HEADS, NORM, y, start)
+        for c in (False, True)
+    )
+    assert torch.equal(alone[0], carried[0]) and not torch.allclose(alone[1], carried[1])
+    same = ({n: t[:1].expand_as(t) for n, t in tree.items()} for tree in (HEADS, NORM))
+    twice = Inversion(**base, steps=10, carried=True)
+    once = Inversion(**base, steps=20)
+    tensors, norm = same
+    both = twice.optimise(head, tensors, norm, y[:1].expand_as(y), start)
+    whole = once.optimise(head, tensors, norm, y[:1].expand_as(y), start)
+    assert torch.allclose(both[1], whole[0], atol=1e-12), "ten steps and ten more are twenty"
+
+
 def test_clients_inverted_together_are_inverted_alone():
     together, labels = invert()
     for k in range(2):
