@@ -20,7 +20,7 @@ from fedshift.methods.local import Local
 from fedshift.methods.scaffold import Scaffold
 from fedshift.run import Run
 from tests.methods.test_battery import start, state
-from tests.toys import federation
+from tests.toys import federation, largest_difference
 
 ENGINES = ["loop", "stacked"]
 PROTOCOL = fs.Protocol(
@@ -75,7 +75,11 @@ def test_it_is_as_if_the_client_had_not_taken_part(engine, bases, monkeypatch):
     monkeypatch.setattr("tests.methods.test_battery.Run", Absent)
     without, silence = warned(method, engine)
     assert silence == []
-    assert tree.finite(state(run)) and tree.digest(state(run)) == tree.digest(state(without))
+    assert tree.finite(state(run))
+    if engine == "loop":
+        assert tree.digest(state(run)) == tree.digest(state(without))
+    else:  # a product of three clients' matrices may round otherwise than one of two
+        assert largest_difference(state(run), state(without)) < 1e-12
     marks = [line["left_out"] for line in run.lines if line["client"] is None]
     assert marks == [{}, {"b": "not finite"}, {}]
     second = next(i for i in run.lines if i["round"] == 2 and i["client"] == "b")

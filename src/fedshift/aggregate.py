@@ -7,6 +7,7 @@ calls them in order with FedAvg's rules where a method has none of its own.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -67,6 +68,28 @@ def sound(result: Result) -> list[bool]:
     if flags:
         rows = torch.stack(flags).all(dim=0).cpu()
     return [bool(r) for r in rows]
+
+
+def sound_kept(kept: Sequence[Tree], device: torch.device) -> list[bool]:
+    """For each client, whether what it keeps is finite; of methods' own, whether it has no NaN.
+
+    >>> nan, inf = torch.tensor(torch.nan), torch.tensor(torch.inf)
+    >>> sound_kept([{}, {"model/w": inf}, {"x/low": inf}, {"x/low": nan}], inf.device)
+    [True, False, True, False]
+    """
+    found = [True] * len(kept)
+    named = [
+        (k, name.partition("/")[0] in ("model", "optimizer", "tuned"), t.to(device))
+        for k, own in enumerate(kept)
+        for name, t in own.items()
+        if t.is_floating_point() and t.numel()
+    ]
+    if named:
+        norms = torch._foreach_norm([t for *_, t in named], math.inf)  # NaN stays NaN
+        largest = torch.stack([n.double() for n in norms]).tolist()  # waits for the device once
+        for (k, trained, _), value in zip(named, largest):
+            found[k] &= math.isfinite(value) if trained else not math.isnan(value)
+    return found
 
 
 def only(result: Result, keep: Sequence[bool]) -> Result:

@@ -200,11 +200,26 @@ def _decay(
 
 def _descend(params: Tensors, g: Tensors, lr: float | Tensor) -> None:
     """params -= lr * g, in place and in one pass; a rate on the device stays there."""
-    if isinstance(lr, Tensor):
+    if not isinstance(lr, Tensor):
+        torch._foreach_add_(params, g, alpha=-lr)
+    elif lr.is_cuda and len({p.dtype for p in params}) == 1:
+        # the kernel of torch.optim.SGD(fused=True): a product with a 0-d tensor is several times
+        # slower on a GPU
+        torch._fused_sgd_(
+            params,
+            g,
+            [],
+            weight_decay=0.0,
+            momentum=0.0,
+            lr=lr.to(params[0].dtype),
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+    else:
         for p, d in zip(params, g, strict=True):
             p.addcmul_(d, lr.to(p.dtype), value=-1.0)
-    else:
-        torch._foreach_add_(params, g, alpha=-lr)
 
 
 def _add(params: Tensors, delta: Tensors, active: Tensor | None) -> None:

@@ -63,6 +63,8 @@ def one_thread(device: torch.device) -> Iterator[None]:
 
 def merge(results: Sequence[Result]) -> Result:
     """Several results as one, in order."""
+    if len(results) == 1:
+        return results[0]
 
     def cat(trees: list[Tree]) -> Tree:
         return {n: torch.cat([t[n] for t in trees]) for n in trees[0]}
