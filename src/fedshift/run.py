@@ -267,7 +267,7 @@ class Run:
 
     def _sound(self, stage: Stage, now: Progress, result: Result) -> tuple[Result, dict[str, str]]:
         """The result without clients that came to NaN or infinity; if all did, the run stops."""
-        flags = _sound_kept(result.kept, self.device)
+        flags = aggregate.sound_kept(result.kept, self.device)
         if stage.program != "tune":
             flags = [a and b for a, b in zip(flags, aggregate.sound(result))]
         left_out = {c: "not finite" for c, good in zip(result.clients, flags) if not good}
@@ -551,25 +551,6 @@ def _occupied(folder: Path) -> bool:
         return True
     files.sweep(folder)
     return False
-
-
-def _sound_kept(kept: Sequence[Tree], device: torch.device) -> list[bool]:
-    """For each client, whether what it keeps is finite; of methods' own, whether it has no NaN.
-
-    >>> nan, inf = torch.tensor(torch.nan), torch.tensor(torch.inf)
-    >>> _sound_kept([{}, {"model/w": inf}, {"x/low": inf}, {"x/low": nan}], inf.device)
-    [True, False, True, False]
-    """
-    flags = []
-    for own in kept:
-        learnt, methods = ([torch.zeros(1, device=device)] for _ in range(2))
-        for name, t in own.items():
-            if t.is_floating_point():
-                trained = name.partition("/")[0] in ("model", "optimizer", "tuned")
-                (learnt if trained else methods).append(t.reshape(-1).to(device))
-        flags.append(torch.cat(learnt).isfinite().all() & ~torch.cat(methods).isnan().any())
-    found: list[bool] = torch.stack(flags).tolist()  # waits for the device once
-    return found
 
 
 def _losses(result: Result) -> dict[str, dict[str, float]]:
