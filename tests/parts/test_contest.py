@@ -16,22 +16,18 @@ from fedshift.parts.contest import Contest, cross_entropies
 D = torch.float64
 HEADS = torch.tensor([[[1, 0], [0, 1]], [[2, 0], [0, 0]], [[0, 1], [1, 0]]], dtype=D)
 Z, Y = torch.tensor([[1.0, 0.5]], dtype=D), torch.tensor([0])
-PLACE = torch.tensor([1.0, 0.0, 0.0], dtype=D)
+ME = torch.tensor([1.0, 0.0, 0.0], dtype=D)
 
 
 def everyone(z):
     return torch.einsum("kcd,bd->kbc", HEADS, z)
 
 
-def own(z):
-    return z @ HEADS[0].T
-
-
-def play(contest, step=0, weight=None, total=3, z=Z, y=Y, heads=everyone, own=own, place=PLACE):
+def play(contest, step=0, weight=None, total=3, z=Z, y=Y, heads=everyone, me=ME):
     """Value and gradient with respect to the feature."""
     weight = torch.ones(3, 2, dtype=D) if weight is None else weight
     z = z.clone().requires_grad_()
-    value = contest(z, y, heads, own, place, weight, total, step)
+    value = contest(heads(z), y, me, weight, total, torch.tensor(step))
     (grad,) = torch.autograd.grad(value, z)
     return value.item(), grad[0].tolist()
 
@@ -52,9 +48,8 @@ def test_the_two_terms():
     assert [2 * g for g in towards] == near(0.384053, -0.622459)
     lacked, away = play(turn, step=1)
     # the own head's gradient is (-0.377541, 0.377541), here reversed
-    assert lacked == pytest.approx(0.474077, abs=5e-7)
+    assert lacked == pytest.approx(-0.474077, abs=5e-7)
     assert away == near(0.377541, -0.377541)
-    assert known - lacked == pytest.approx(0.076426, abs=1e-6)
     # with the sum in place of the mean: (0.761594, -1), and a step of 0.1 leads to (0.923841, 0.6)
     summed = [2 * t + a for t, a in zip(towards, away)]
     assert summed == near(0.761594, -1.0)
@@ -63,7 +58,8 @@ def test_the_two_terms():
 
 @pytest.mark.parametrize("grl", ["capped", "uncapped"])
 def test_joint_and_alternating(grl):
-    _, joint = play(Contest(grl))
+    value, joint = play(Contest(grl))
+    assert value == pytest.approx(0.076426, abs=5e-7)
     assert joint == near(0.569567, -0.688770)
     turns = [play(Contest(grl, alternate=True), step)[1] for step in (4, 5)]
     assert [a + b for a, b in zip(*turns)] == pytest.approx(joint, abs=1e-12)
@@ -75,16 +71,61 @@ def test_joint_and_alternating(grl):
 def test_above_the_cap_the_own_head_is_left_alone():
     """The cap is ln 2 + 2 = 2.693147; at z = (-4, 0.5) the own cross-entropy is 4.511048."""
     far = torch.tensor([[-4.0, 0.5]], dtype=D)
-    assert -own(far).log_softmax(1)[0, 0] > math.log(2) + 2
+    assert cross_entropies(everyone(far), Y)[0].item() == pytest.approx(4.511048, abs=5e-7)
     known, towards = play(Contest("capped", alternate=True), 0, z=far)
     value, capped = play(Contest("capped"), z=far)
     assert capped == pytest.approx(towards, abs=1e-12)
-    assert value == pytest.approx(known + math.log(2) + 2, abs=1e-12)
+    assert value == pytest.approx(known - math.log(2) - 2, abs=1e-12)
     _, uncapped = play(Contest("uncapped"), z=far)
     assert abs(uncapped[0] - towards[0]) > 0.9
-    # the same at z: a head that lies above the cap there, and the others as before
-    shifted = lambda z: own(z) + torch.tensor([0.0, 9.0], dtype=D)  # noqa: E731
-    assert play(Contest("capped"), own=shifted)[1] == near(0.192027, -0.311230)
+
+    def shifted(z):
+        """The same at z: the own head far above the cap there, the others as before."""
+        return everyone(z) + torch.tensor([[[0.0, 9.0]], [[0, 0]], [[0, 0]]], dtype=D)
+
+    assert play(Contest("capped"), heads=shifted)[1] == near(0.192027, -0.311230)
+
+
+def test_the_cap_is_of_the_mean_over_the_batch():
+    """One sample above it and one below: their mean of 2.492563 is below, and both count."""
+    z = torch.tensor([[-4.0, 0.5], [1.0, 0.5]], dtype=D)
+    y = torch.tensor([0, 0])
+    assert cross_entropies(everyone(z), y)[0].mean().item() == pytest.approx(2.492563, abs=1e-6)
+    assert play(Contest("capped"), z=z, y=y) == play(Contest("uncapped"), z=z, y=y)
+
+
+class Reversal(torch.autograd.Function):
+    """The layer of Ganin and Lempitsky (2015)."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -grad
+
+
+def test_the_minus_sign_is_a_reversal_behind_the_generator():
+    """In front of it, where the released code has it, a reversal turns no parameter's gradient."""
+    noise = torch.tensor([[0.3, -0.2]], dtype=D)
+    start = torch.tensor([[1.0, 0.5], [-0.5, 2.0]], dtype=D)
+
+    def gradient(loss):
+        w = start.clone().requires_grad_()
+        return torch.autograd.grad(loss(w), w)[0]
+
+    def lacked(z):
+        return cross_entropies(everyone(z), Y)[0].mean()
+
+    turn = Contest("uncapped", alternate=True)
+    step, ones = torch.tensor(1), torch.ones(3, 2, dtype=D)
+    ours = gradient(lambda w: turn(everyone(noise @ w), Y, ME, ones, 3, step))
+    behind = gradient(lambda w: lacked(Reversal.apply(noise @ w)))
+    in_front = gradient(lambda w: lacked(Reversal.apply(noise) @ w))
+    plain = gradient(lambda w: lacked(noise @ w))
+    assert torch.allclose(ours, behind, atol=1e-15) and ours.abs().max() > 0.01
+    assert torch.equal(in_front, plain) and torch.allclose(plain, -ours, atol=1e-15)
 
 
 def test_released_reverses_nothing():
@@ -92,6 +133,9 @@ def test_released_reverses_nothing():
     value, grad = play(Contest("released"), total=3)
     assert grad == near(-0.748569, 0.510163)
     assert value == pytest.approx(1.101005 + 3 * 0.474077, abs=2e-6)
+    turns = [play(Contest("released", alternate=True), step, total=3)[1] for step in (0, 1)]
+    assert turns[0] == near(0.384053, -0.622459)
+    assert [g / 3 for g in turns[1]] == near(-0.377541, 0.377541)
 
 
 def test_a_small_step_lowers_the_loss_of_the_mode():
@@ -135,5 +179,5 @@ def test_who_is_alone_has_nobody_to_learn_from():
     alone = torch.ones(1, dtype=D)
     ones = torch.ones(1, 2, dtype=D)
     contest = Contest(alternate=True)
-    value, grad = play(contest, 0, ones, heads=lambda z: everyone(z)[:1], place=alone)
+    value, grad = play(contest, 0, ones, heads=lambda z: everyone(z)[:1], me=alone)
     assert value == 0 and grad == [0, 0]

@@ -88,12 +88,63 @@ def test_nothing_given_is_changed_and_no_step_changes_nothing():
     assert none.losses.shape == (0, 3)
 
 
-def test_a_rate_for_each_step_and_unused_tensors():
+def test_unused_tensors_stay_and_gradients_may_be_off_outside():
     def loss(tensors, rest, key, step):
         return tensors["w"].sum()
 
     params = {"w": torch.zeros(2, 1), "unused": torch.ones(2, 1)}
-    with torch.no_grad():  # a server may well hold gradients off around it
-        done = fit(loss, params, 2, Optimizer(), KEYS[:2], lr=lambda step: 10.0**-step)
-    assert done.params["w"].flatten().tolist() == pytest.approx([-1.1, -1.1])
+    with torch.no_grad():
+        done = fit(loss, params, 2, Optimizer(), KEYS[:2], lr=0.5)
+    assert done.params["w"].flatten().tolist() == [-1.0, -1.0]
     assert torch.equal(done.params["unused"], torch.ones(2, 1))
+    assert not any(t.requires_grad for t in (*done.params.values(), done.losses))
+
+
+def test_steps_are_counted_and_draw_in_one_go_what_they_would_alone():
+    """The gradient of w is a step's draw, times its number: both ways the same sum."""
+
+    def given(tensors, rest, key, step):
+        return tensors["w"] * rest["u"] * step
+
+    def drawing(tensors, rest, key, step):
+        return tensors["w"] * keys.uniform(key, (), torch.float64) * step
+
+    def draw(key):
+        return {"u": keys.uniform(key, (), torch.float64)}
+
+    params = {"w": torch.zeros(3, dtype=torch.float64)}
+    at_once = fit(given, params, 4, Optimizer(), KEYS, lr=1.0, draw=draw).params["w"]
+    assert torch.equal(fit(drawing, params, 4, Optimizer(), KEYS, lr=1.0).params["w"], at_once)
+    each = [draw(keys.fold_in(KEYS, step))["u"] * step for step in range(4)]
+    assert torch.allclose(at_once, -sum(each), atol=1e-15)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_recorded_steps_equal_those_of_the_cpu():
+    """Also in later calls, whose memory does not grow with their number."""
+
+    def on_gpu():
+        def loss(tensors, rest, key, step):
+            x, y = inputs(key, rest)
+            return F.cross_entropy(functional_call(skeleton, tensors, (x,)), y) * (1 + step % 2)
+
+        skeleton = copy.deepcopy(networks()[0]).train().to(device)
+        params, buffers = stack_module_state([n.to(device) for n in networks()])
+        rest = {"shift": torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64, device=device)}
+        adam = Optimizer("adam", eps=1e-4)
+        return fit(loss, params, 12, adam, KEYS, lr=1e-2, buffers=buffers, rest=rest)
+
+    done = {}
+    for device in ("cpu", "cuda"):
+        done[device] = on_gpu()
+    held = []
+    for _ in range(6):
+        again = on_gpu()
+        held.append(torch.cuda.memory_reserved())
+    assert held[-1] <= held[1]
+    for part in ("params", "buffers", "state"):
+        for name, expected in getattr(done["cpu"], part).items():
+            found = getattr(done["cuda"], part)[name]
+            assert (found.cpu() - expected).abs().max() < 1e-9, name
+            assert torch.equal(getattr(again, part)[name], found), name
+    assert (done["cuda"].losses.cpu() - done["cpu"].losses).abs().max() < 1e-9

@@ -31,6 +31,7 @@ def test_draws_are_uniform_over_what_is_available():
     mapped = torch.vmap(lambda k: draw_labels(k, 50, available))(each)
     assert torch.equal(mapped[0], draw_labels(each[0], 50, available))
     assert not torch.equal(mapped[0], mapped[1])
+    assert torch.equal(draw_labels(each[None], 50, available)[0], mapped)
 
 
 def test_soft_labels_stay():

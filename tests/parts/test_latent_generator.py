@@ -14,6 +14,7 @@ from fedshift.parts.latent_generator import (
     LatentGenerator,
     divergence,
     reparametrised,
+    split,
 )
 from fedshift.tree import row
 
@@ -26,13 +27,17 @@ def small(key=KEY):
     return KIND.initial(key, classes=3, hidden=8, width=4, dtype=torch.float64)
 
 
+def make(kind, tensors, y=Y, key=KEY, training=False):
+    return kind(tensors, y, kind.draw(key, len(y), tensors), training)
+
+
 @pytest.mark.parametrize(
     ("classes", "hidden", "count"), [(10, 256, 27_968), (26, 256, 32_064), (2, 128, 12_992)]
 )
 def test_numbers_of_parameters(classes, hidden, count):
     """(32 + C) h + h, 2 h of the norm, and twice 32 h + 32, for MNIST, EMNIST and CelebA."""
     tensors = LatentGenerator().initial(KEY, classes, hidden, 32)
-    assert sum(t.numel() for n, t in tensors.items() if n not in BUFFERS) == count
+    assert sum(t.numel() for t in split(tensors)[0].values()) == count
 
 
 def test_a_draw_by_hand():
@@ -51,18 +56,18 @@ def test_a_draw_by_hand():
 def test_the_heads_decide_the_draw():
     tensors = small()
     for tied in (False, True):
-        made = LatentGenerator(noise=5, tied=tied)(tensors, Y, KEY)
+        made = make(LatentGenerator(noise=5, tied=tied), tensors)
         e = keys.normal(keys.fold_in(KEY, "latent"), (6, 4), torch.float64)
         assert torch.allclose(made.z, made.mean + e * torch.exp(0.5 * made.log_variance))
         assert torch.allclose(made.log_variance, 0.1 * made.mean) == tied
 
 
 def test_train_mode_normalises_by_the_batch_and_moves_the_statistics():
-    kind, tensors = KIND, small()
+    tensors = small()
     before = {n: t.clone() for n, t in tensors.items()}
-    a = kind(tensors, Y, KEY)
+    a = make(KIND, tensors)
     assert all(torch.equal(before[n], tensors[n]) for n in tensors)
-    b = kind(tensors, Y, KEY, training=True)
+    b = make(KIND, tensors, training=True)
     assert not torch.allclose(a.mean, b.mean)
     changed = {n for n in tensors if not torch.equal(before[n], tensors[n])}
     assert changed == set(BUFFERS)
@@ -82,23 +87,26 @@ def test_initial_tensors_are_distributed_as_those_of_torch():
 
 def test_a_stack_is_many_generators():
     each = torch.stack([keys.as_tensor(k) for k in (1, 2)])
-    kind = KIND
     stacked = small(each)
-    made = torch.vmap(lambda t, k: kind(t, Y, k).z)(stacked, each)
+    made = torch.vmap(lambda t, k: make(KIND, t, key=k).z)(stacked, each)
+    drawn = KIND.draw(each, len(Y), stacked)
+    assert torch.equal(torch.vmap(lambda t, d: KIND(t, Y, d).z)(stacked, drawn), made)
     for k in range(2):
         alone = small(each[k])
         assert all(torch.equal(row(stacked, k)[n], alone[n]) for n in alone)
-        assert torch.allclose(made[k], kind(alone, Y, each[k]).z)
+        assert torch.allclose(made[k], make(KIND, alone, key=each[k]).z)
+        renewed = KIND.renewed(stacked, each)
+        assert all(torch.equal(row(renewed, k)[n], alone[n]) for n in alone)
     assert not torch.allclose(made[0], made[1])
 
 
 def test_noise_and_soft_labels():
     tensors = small()
-    plain = LatentGenerator(noise=5)(tensors, Y, KEY)
-    uniform = LatentGenerator(noise=5, uniform=True)(tensors, Y, KEY)
+    plain = make(LatentGenerator(noise=5), tensors)
+    uniform = make(LatentGenerator(noise=5, uniform=True), tensors)
     assert not torch.allclose(plain.mean, uniform.mean)
     soft = torch.nn.functional.one_hot(Y, 3).double()
-    assert torch.equal(LatentGenerator(noise=5)(tensors, soft, KEY).z, plain.z)
+    assert torch.equal(make(LatentGenerator(noise=5), tensors, soft).z, plain.z)
     # the noise alone, seen through a hidden layer that shows its first column as it is
     for kind, low in ((LatentGenerator(5, uniform=True), 0.0), (LatentGenerator(5), -10.0)):
         show = {n: torch.zeros_like(t) for n, t in tensors.items()}
@@ -107,7 +115,7 @@ def test_noise_and_soft_labels():
         show["norm.weight"] += 1
         show["norm.running_var"] += 1 - 1e-5
         show["mean.weight"][0, 0] = 1
-        seen = kind(show, Y.repeat(200), KEY).mean[:, 0] - 20
+        seen = make(kind, show, Y.repeat(200)).mean[:, 0] - 20
         assert seen.min() >= low and (seen.min() < 0) == (low < 0)
         expected = (0.5, 1 / 12) if low == 0.0 else (0.0, 1.0)
         assert seen.mean().item() == pytest.approx(expected[0], abs=0.1)

@@ -22,3 +22,14 @@ def test_taking_and_putting_back():
     new = rows.put(whole, [3, 1], {"w": -some["w"]})
     assert new["w"].tolist() == [[0, 1], [-2, -3], [4, 5], [-6, -7]]
     assert torch.equal(whole["w"], before)
+
+
+def test_keys_are_told_by_name_and_purpose():
+    a = rows.keys_of(5, "train", ["x", "b"])
+    assert torch.equal(rows.keys_of(5, "train", ["b", "c", "x"])[[2, 0]], a)
+    apart = {
+        int(k)
+        for key, purpose in ((5, "train"), (5, "initial"), (6, "train"))
+        for k in rows.keys_of(key, purpose, ["x", "b"])
+    }
+    assert len(apart) == 6

@@ -1,68 +1,81 @@
-"""FedGenP (Taghiyarrenani et al., 2023): the server trains a generator of features for each client.
-
-## The idea
+"""# FedGenP: a generator of features for each client
 
 Clients differ, so the mean of their models serves some of them badly. From the models that came
-back, the server learns for each client k what it lacks: a generator $G_k(z | y)$ of features that
-the *other* clients' heads classify as y and the head of client k does not. The client then trains
-on its own samples and on what its generator makes.
+back, the server learns what each client lacks: a generator of features that the *other* clients'
+heads classify rightly and its own head does not. The client then trains on its own samples and on
+what its generator makes; samples never leave it.
+The paper is Taghiyarrenani et al., Heterogeneous Federated Learning via Personalized Generative
+Networks, arXiv 2308.13265, 2023.
 
 ## The loss
 
-With $CE_i$ the cross-entropy of client i's head on generated features, a mean over the batch, the
+With CE_i the cross-entropy of client i's head on generated features, a mean over the batch, the
 server takes `gen_steps` Adam steps a round on
 
-$$\\frac{1}{K-1} \\sum_{i \\ne k} CE_i - c \\min(CE_k, \\ln C + 2)$$
+    mean over i != k of CE_i - c min(CE_k, ln C + 2)
 
-for each of the K participants, all generators at once. The minus sign is a gradient reversal behind
-the generator. The client minimises
+for each participant k, all generators at once. The minus sign is a gradient reversal; above the cap
+the second term has no gradient. The client, whose features are f(x) and whose head is p, minimises
 
-$$CE(p(f(x)), y) + a_r CE(p(\\tilde z), \\tilde y) + b_r KL(p(z_y) \\| p(f(x)))$$
+    CE(p(f(x)), y) + a_r CE(p(z'), y') + b_r KL(p(z_y) || p(f(x)))
 
-where f and p are the features and the head of its model, $\\tilde z$ is generated for labels drawn
-uniformly, and $z_y$ for the labels of its batch, as a target that gets no gradient. The weights
-fall with the round, $a_r = \\max(10^{-4}, \\alpha d^r)$ and $b_r$ likewise from $\\beta$. The first
-round is plain: there are no generators yet.
+where z' is generated for labels y' drawn uniformly, and z_y for the labels of its batch, as a
+target that gets no gradient. Both weights fall with the round, a_r = max(1e-4, alpha d^r), and b_r
+so from beta. They are 0 in the first round: no generator is trained yet.
+
+A generator draws features from a normal, z = mean + e exp(log-variance / 2); two heads above a
+hidden layer describe it. Its batch norm takes the batch's own statistics at the server, running
+ones at the client.
 
 ## When to use it
 
-When clients have few samples each, and share classes. It needs heads that look at vectors, so
-classification alone. Scores of the global model are joined by personal ones, of each client's model
-as it left its local training. With few participants a round, generators of absent clients wait.
-The published setting is plain SGD at 0.01, falling by 0.99 a round (`schedule="exponential"`),
-and 20 local steps of 32 samples. The weights $\\alpha = \\beta = 10$ belong to that rate (for 26
-classes of letters the authors take $\\beta = 1$): where steps are longer, with momentum or a higher
-rate, 1 is safer.
+When clients have few samples each, and share classes. It needs a head that classifies vectors.
+Scores of the global model are joined by personal ones, of each client's model as it left its last
+training. The generator of an absent client waits, with its optimizer; with one participant a round
+there is nobody to learn from, and the method is FedAvg.
+
+The published runs take 20 local steps of 32 samples, plain SGD at 0.01 falling by 0.99 a round
+(`schedule="exponential"`), and means weighted by samples; for 26 classes of letters beta = 1 and
+`gen_lr=1e-4`, for faces `hidden=128`. Where local steps are longer than these, with momentum or a
+higher rate, alpha = beta = 1 is safer.
 
 ## What crosses the wire
 
-Down: the model, and the client's own generator (with 32-dimensional features and noise, ten
-classes and 256 hidden units 27,968 numbers and 512 running statistics). Up: the model, whose head
-the server must see client by client, so that secure aggregation is out; with
-`label_weights="counts"` also how many samples of each class the client has.
+Down: the model, and the client's own generator (with 32-dimensional features and noise, ten classes
+and 256 hidden units 27,968 numbers and 512 running statistics). Up: the model, whose head the
+server must see client by client, so that secure aggregation is out. With `label_weights="counts"`
+also, up, how many samples of each class the client has, and down, which classes anybody has.
 
 ## Differences from the released code
 
-- The released reversal stands on the generator's input, which needs no gradient, and does nothing:
-  generator k is trained to *please* client k. The published numbers come from that
-  (`grl="released"`). With a reversal that works, the loss has no lower bound and training diverges
-  after some rounds (`grl="uncapped"`, as printed); the cap above mends it.
-- Weights by label counts (`label_weights="counts"`), though the paper says that no statistics of
-  labels leave the client. Here they are counts of the training set plus one, there of the batches
-  drawn. In the released loss they multiply as a mean of their own beside that of the losses.
-- One head for mean and spread (`vae="code"`), and uniform noise (`noise="uniform"`).
-- Batch norm's running statistics stay at the client (`bn="client"`), and the global score is of the
-  global parameters with the client's statistics. Here they are averaged.
-- The paper states the client's loss without the last term and with equal weights
-  (`paper_loss=True`), and the generator's steps as alternating (`schedule="alternate"`: even steps
-  for the others, odd ones against client k).
-- Clients are told apart by their names. The released code compares a client's number with a
-  position in a shuffled list and so leaves out some other client; that is not offered.
+- Its reversal stands on the generator's input, which needs no gradient, and does nothing: generator
+  k is trained to *please* client k. The published numbers come from that (`grl="released"`: sums,
+  and the number of all clients as the weight of CE_k). As printed, without the cap, the loss has no
+  lower bound and training may diverge (`grl="uncapped"`).
+- It weights heads and leaves out classes by label counts (`label_weights="counts"`), though the
+  paper says that no statistics of labels leave a client. Here they are one more than the samples of
+  the training set, there than those of the batches drawn. In its loss the mean of the weights
+  multiplies the mean of the losses, and so it does here under `grl="released"`.
+- One head gives mean and spread (`vae="code"`); noise is uniform on [0, 1) (`noise="uniform"`).
+- Running statistics of batch norm stay at the client (`bn="client"`); then a global score is of the
+  global parameters with the client's own statistics. Here they are averaged.
+- The paper's text has the client's loss without the last term and with equal weights
+  (`paper_loss=True`), the two terms of the server's loss in turn (`schedule="alternate"`: even
+  steps for the others, odd ones against client k), and SGD at 0.01 for generators
+  (`gen_optimizer="sgd"`). Code and default are as above.
+- Not offered: it takes a client's number for its place in a shuffled list, and so leaves the wrong
+  client out of the mean, or nobody and counts one gradient twice; and a client's learning rate is
+  that of the round after its last participation. Here clients are told apart by names.
+
+On MNIST (20 clients, 300 rounds, one seed, last round) the released code gave 92.6 % with 5 % of
+the data split by Dirichlet(10), with a reversal that works 92.1 %, and with the cap, correct places
+and equal weights of labels besides 93.3 %; FedAvg 91.8 %, FedGen 92.3 %. With 10 % of the data and
+10 clients a round they were 95.4 %, 9.9 % (it diverged), 95.4 %, 93.6 % and 95.1 %. With all data,
+split by Dirichlet(0.1), the released code was ahead: 95.9 %, 83.6 %, 94.2 %, 90.8 % and 95.9 %.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -80,8 +93,8 @@ from fedshift.parts import rows
 from fedshift.parts.contest import Contest
 from fedshift.parts.fit import Loss, fit
 from fedshift.parts.labels import class_counts, draw_labels, one_hot
-from fedshift.parts.latent_generator import BUFFERS, LatentGenerator, divergence
-from fedshift.tree import Tree, pick, row, under, with_prefix
+from fedshift.parts.latent_generator import LatentGenerator, divergence, split
+from fedshift.tree import Tree, map_tree, row, under, with_prefix
 
 if TYPE_CHECKING:
     from fedshift.net import Net, Output
@@ -134,7 +147,8 @@ class FedGenP(Method):
     hidden: int = hp(256, "width of the generator's hidden layer (h)", low=1, quick=16)
     gen_steps: int = hp(50, "generator steps per round (S)", low=1, quick=3)
     gen_batch: int = hp(32, "features that a generator makes per step", low=2, quick=8)
-    gen_lr: float = hp(3e-4, "learning rate of Adam for generators", low=0)
+    gen_optimizer: str = hp("adam", "what trains generators", choices=("adam", "sgd"))
+    gen_lr: float = hp(3e-4, "learning rate of generators", low=0)
     gen_decay: float = hp(0.98, "factor per round of that rate", low=0, high=1)
     gen_weight_decay: float = hp(1e-2, "weight decay of generators, added to the gradient", low=0)
     bn: str = hp(
@@ -151,18 +165,18 @@ class FedGenP(Method):
     @property
     def optimizer(self) -> Optimizer:
         """The rule that trains generators."""
-        return Optimizer("adam", weight_decay=self.gen_weight_decay)
+        return Optimizer(self.gen_optimizer, weight_decay=self.gen_weight_decay)
 
     def scope(self, name: str, module: nn.Module) -> Scope:
         """Everything travels, except running statistics where they stay with the client."""
         norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-        learnt = name.rpartition(".")[2] in dict(module.named_parameters(recurse=False))
-        return Scope("kept" if self.bn == "client" and norm and not learnt else "both")
+        statistic = name.rpartition(".")[2] in dict(module.named_buffers(recurse=False))
+        return Scope("kept" if self.bn == "client" and norm and statistic else "both")
 
     # -- server --------------------------------------------------------------------------------
 
     def init_server(self, params: Tree, facts: Facts) -> State:
-        """Room for a generator and its Adam state per client, in the order of names."""
+        """Room for each client's generator and its optimizer; they are drawn when first trained."""
         if facts.task != "classification":
             raise BadModel(
                 f"'{self.name}' generates features for a head that classifies, and this federation "
@@ -170,19 +184,19 @@ class FedGenP(Method):
             )
         owners = rows.assign(facts.clients)
         like = next(iter(params.values()), torch.zeros(()))
-        each = torch.zeros(len(owners), dtype=torch.int64, device=like.device)
-        shapes = self.generator.initial(each, facts.classes, self.hidden, facts.width, like.dtype)
-        generators = {n: torch.zeros_like(t) for n, t in shapes.items()}
-        trained = {n: t for n, t in generators.items() if n not in BUFFERS}
-        adam = self.optimizer.init(trained, rows=len(owners))
-        tensors = {"available": like.new_ones(facts.classes)}
-        tensors |= with_prefix("generator", generators) | with_prefix("adam", adam)
+        key = torch.zeros(len(owners), dtype=torch.int64, device=like.device)
+        drawn = self.generator.initial(key, facts.classes, self.hidden, facts.width, like.dtype)
+        generators = map_tree(torch.zeros_like, drawn)
+        memory = self.optimizer.init(split(generators)[0], rows=len(owners))
+        tensors = with_prefix("generator", generators) | with_prefix("optimizer", memory)
+        if self.label_weights == "counts":
+            tensors["available"] = like.new_ones(facts.classes)
         return State(tensors, {"rounds": 0, **owners})
 
     def broadcast(self, server: State, client: str, round: int) -> State:
         """The client's generator, and for how many rounds there have been any."""
-        place = rows.rows_of(server.numbers)[client]
-        payload = with_prefix("generator", row(under("generator", server.tensors), place))
+        own = row(under("generator", server.tensors), rows.rows_of(server.numbers)[client])
+        payload = with_prefix("generator", own)
         if self.label_weights == "counts":
             payload["available"] = server.tensors["available"]
         return State(payload, {"rounds": server.numbers["rounds"]})
@@ -191,63 +205,57 @@ class FedGenP(Method):
         self, new: Tree, uploads: Uploads, server: State, net: Net, key: int
     ) -> tuple[Tree, State]:
         """The participants' generators go on learning from the models that they just sent."""
-        if not uploads.model:  # a stage that only collects
+        if not uploads.model or len(uploads.clients) < 2:  # nothing, or nobody, to learn from
             return new, server
         owners, rounds = rows.rows_of(server.numbers), server.numbers["rounds"]
-        generators = under("generator", server.tensors)
-        adam, available = under("adam", server.tensors), server.tensors["available"]
+        generators, memory = (under(n, server.tensors) for n in ("generator", "optimizer"))
         if rounds == 0:
-            generators = self._fresh(generators, len(available), keys_of(key, "initial", owners))
-        weight = torch.ones_like(available).expand(len(uploads.clients), -1)
-        if self.label_weights == "counts":
-            counts = uploads.extras["counts"]
-            weight = counts / counts.sum(dim=0)
-            available = (counts.amax(dim=0) > 1).to(counts)
+            generators = self.generator.renewed(generators, rows.keys_of(key, "initial", owners))
         at = [owners[c] for c in uploads.clients]
+        params, buffers = split(rows.take(generators, at))
+        weight, available = self._weights_of_heads(uploads, params)
+
+        def draw(key: Tensor) -> Tree:
+            y = draw_labels(keys.fold_in(key, "labels"), self.gen_batch, available)
+            return {"y": y, **self.generator.draw(key, self.gen_batch, params)}
+
         done = fit(
-            self._contest(uploads, net, weight, available),
-            rows.take({n: t for n, t in generators.items() if n not in BUFFERS}, at),
+            self._contest(uploads, net, weight),
+            params,
             self.gen_steps,
             self.optimizer,
-            keys_of(key, "train", uploads.clients).to(available.device),
+            rows.keys_of(key, "train", uploads.clients),
             lr=self.gen_lr * self.gen_decay**rounds,
-            buffers=rows.take(pick(generators, BUFFERS), at),
-            state=rows.take(adam, at),
-            rest={**with_prefix("model", uploads.model), "place": torch.eye(len(at)).to(available)},
+            buffers=buffers,
+            state=rows.take(memory, at),
+            rest={"me": torch.eye(len(at)).to(weight)},
+            draw=draw,
         )
         tensors = {
-            "available": available,
             **with_prefix("generator", rows.put(generators, at, {**done.params, **done.buffers})),
-            **with_prefix("adam", rows.put(adam, at, done.state)),
+            **with_prefix("optimizer", rows.put(memory, at, done.state)),
         }
+        if self.label_weights == "counts":
+            tensors["available"] = available
         return new, State(tensors, {**server.numbers, "rounds": rounds + 1})
 
-    def _fresh(self, like: Tree, classes: int, key: Tensor) -> Tree:
-        """New generators, one for each key."""
-        shape = like["mean.weight"]
-        key = key.to(shape.device)
-        return self.generator.initial(key, classes, self.hidden, shape.shape[1], shape.dtype)
+    def _weights_of_heads(self, uploads: Uploads, params: Tree) -> tuple[Tensor, Tensor]:
+        """How much heads count for each class [K, C], and the classes that anybody has [C]."""
+        if self.label_weights == "counts":
+            counts = uploads.extras["counts"]
+            return counts / counts.sum(dim=0), (counts.amax(dim=0) > 1).to(counts)
+        weight = params["mean.bias"].new_ones(len(uploads.clients), self.generator.classes(params))
+        return weight, weight[0]
 
-    def _contest(self, uploads: Uploads, net: Net, weight: Tensor, available: Tensor) -> Loss:
+    def _contest(self, uploads: Uploads, net: Net, weight: Tensor) -> Loss:
         """The loss of one participant's generator, against the heads of all."""
         contest = Contest(self.grl, self.repulsion, self.schedule == "alternate")
+        heads = {n: t for n, t in uploads.model.items() if n.startswith("head.")} or uploads.model
 
-        def head(model: Tree, z: Tensor) -> Tensor:
-            return net.at(model, grad=True).head(z)
-
-        def loss(tensors: Tree, rest: Tree, key: Tensor, step: int) -> Tensor:
-            y = draw_labels(keys.fold_in(key, "labels"), self.gen_batch, available)
-            made = self.generator(tensors, y, key, training=True)
-            value = contest(
-                made.z,
-                y,
-                everyone=lambda z: torch.vmap(head, in_dims=(0, None))(uploads.model, z),
-                own=lambda z: head(under("model", rest), z),
-                place=rest["place"],
-                weight=weight,
-                total=uploads.total,
-                step=step,
-            )
+        def loss(tensors: Tree, rest: Tree, key: Tensor, step: Tensor) -> Tensor:
+            made = self.generator(tensors, rest["y"], rest, training=True)
+            logits = torch.vmap(lambda head: net.at(head, grad=True).head(made.z))(heads)
+            value = contest(logits, rest["y"], rest["me"], weight, uploads.total, step)
             if self.kl_weight == 0:
                 return value
             return value + self.kl_weight * divergence(made.mean, made.log_variance).mean()
@@ -260,19 +268,20 @@ class FedGenP(Method):
         """Cross-entropy on generated features; consistency with those of the batch's labels."""
         if ctx.stage != "train":
             return {}
-        rounds, classes = ctx.received["rounds"], ctx.facts.classes
-        available = ctx.received.get("available", out.z.new_ones(classes))
+        generator, rounds = under("generator", ctx.received), ctx.received["rounds"]
+        like, classes = generator["mean.bias"], ctx.facts.classes
+        available = ctx.received.get("available", like.new_ones(classes))
         key = keys.fold_in(ctx.key, "generated")
         wanted = draw_labels(keys.fold_in(key, "labels"), self.gen_batch, available)
-        both = torch.cat([one_hot(labels, classes, out.z) for labels in (wanted, y)])
-        made = self.generator(under("generator", ctx.received), both, key).z
+        both = torch.cat([one_hot(labels, classes, like) for labels in (wanted, y)])
+        made = self.generator(generator, both, self.generator.draw(key, len(both), generator)).z
         terms: dict[str, Tensor] = {}
         if self.alpha:
-            weight = self._weight(self.alpha, rounds, out.z) * self.gen_batch / len(y)
+            weight = self._weight(self.alpha, rounds, like) * self.gen_batch / len(y)
             terms["generated"] = weight * F.cross_entropy(net.head(made[: len(wanted)]), wanted)
         if self.beta and not self.paper_loss:
             target = net.head(made[len(wanted) :]).detach()
-            weight = self._weight(self.beta, rounds, out.z)
+            weight = self._weight(self.beta, rounds, like)
             terms["consistency"] = weight * consistency(out.logits, target)
         return terms
 
@@ -297,8 +306,3 @@ def consistency(logits: Tensor, target: Tensor) -> Tensor:
     """
     log_p, log_q = target.log_softmax(dim=1), logits.log_softmax(dim=1)
     return (log_p.exp() * (log_p - log_q)).sum(dim=1).mean()
-
-
-def keys_of(key: int, purpose: str, names: Iterable[str]) -> Tensor:
-    """A key for each client, by its name [K]."""
-    return torch.stack([keys.as_tensor(keys.fold(key, purpose, name)) for name in names])

@@ -1,23 +1,18 @@
 """A contest between heads: features that the others' heads classify rightly and one's own does not.
 
-A generator trained on it makes what a client lacks (Taghiyarrenani et al., 2023). The own head's
-part stands behind a gradient reversal; its cross-entropy has no upper bound, so that without a cap
-a generator soon thinks of nothing else.
+A generator trained on it makes what a client lacks (Taghiyarrenani et al., 2023). The minus sign
+before the own head's part is a gradient reversal behind the generator: forward and backward pass
+are the same. What stands behind it has no upper bound, so that without a cap a generator soon
+thinks of nothing else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-
-from fedshift.parts.reversal import reverse
-
-Head = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -30,6 +25,12 @@ class Contest:
             number of clients ("released").
         strength: of the reversal.
         alternate: one of the two terms in turn, the others' first, instead of their sum.
+
+    >>> logits = torch.tensor([[[1.0, 0.5]], [[2.0, 0.0]], [[0.5, 1.0]]])
+    >>> me = torch.tensor([1.0, 0.0, 0.0])
+    >>> step = torch.tensor(0)
+    >>> Contest()(logits, torch.tensor([0]), me, torch.ones(3, 2), total=3, step=step)
+    tensor(0.0764)
     """
 
     grl: str = "capped"
@@ -37,42 +38,34 @@ class Contest:
     alternate: bool = False
 
     def __call__(
-        self,
-        z: Tensor,
-        y: Tensor,
-        everyone: Head,
-        own: Head,
-        place: Tensor,
-        weight: Tensor,
-        total: int,
-        step: int,
+        self, logits: Tensor, y: Tensor, me: Tensor, weight: Tensor, total: int, step: Tensor
     ) -> Tensor:
-        """The loss on features z [B, D] made for classes y [B].
+        """The loss on features made for classes y [B].
 
         Args:
-            z, y: what was made.
-            everyone: logits [K, B, C] by the heads of all participants.
-            own: logits [B, C] by the client's own head.
-            place: 1 at the client's place among the participants, 0 elsewhere [K].
+            logits: what the heads of all participants say of the features [K, B, C].
+            y: the wanted classes.
+            me: 1 at the client's place among the participants, 0 elsewhere [K].
             weight: how much a head counts for a class [K, C].
             total: clients of the federation.
             step: says whose turn it is.
         """
-        counts = weight[:, y]
-        others = cross_entropies(everyone(z), y)
+        ce, weight = cross_entropies(logits, y), weight[:, y]
+        mine = me @ ce.mean(dim=1)
         if self.grl == "released":
             # the weights' mean beside the losses' mean, as the released code multiplies them
-            known = ((1.0 - place) * counts.mean(dim=1) * others.mean(dim=1)).sum()
-            lacked = total * (place @ counts).mean() * F.cross_entropy(own(z), y)
+            weight = weight.mean(dim=1)
+            known = (1.0 - me) @ (weight * ce.mean(dim=1))
+            lacked = total * (me @ weight) * mine
         else:
-            share = (1.0 - place)[:, None] * counts
-            share = share / share.sum(dim=0).clamp_min(torch.finfo(z.dtype).tiny)
-            known = (share * others).sum(dim=0).mean()
-            lacked = F.cross_entropy(own(reverse(z, self.strength)), y)
-        if self.grl == "capped":
-            lacked = lacked.clamp_max(math.log(weight.shape[1]) + 2.0)
+            share = (1.0 - me)[:, None] * weight
+            share = share / share.sum(dim=0).clamp_min(torch.finfo(share.dtype).tiny)
+            known = (share * ce).sum(dim=0).mean()
+            if self.grl == "capped":
+                mine = mine.clamp_max(math.log(logits.shape[2]) + 2.0)
+            lacked = -self.strength * mine
         if self.alternate:
-            return lacked if step % 2 else known
+            return torch.where(step % 2 == 0, known, lacked)
         return known + lacked
 
 

@@ -36,8 +36,8 @@ def draw_labels(key: Tensor, count: int, available: Tensor) -> Tensor:
     >>> draw_labels(keys.as_tensor(0), 4, torch.tensor([0.0, 1.0, 0.0]))
     tensor([1, 1, 1, 1])
     """
-    score = keys.uniform(key, (count, len(available)), available.dtype)
-    return ((score + 1.0) * available).argmax(dim=1)
+    place = keys.uniform(key, (count,), torch.float64) * available.sum()
+    return (available.cumsum(dim=-1) <= place[..., None]).sum(dim=-1)
 
 
 def cyclic(batch: Tensor, rows: int, classes: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fedshift import keys
 from fedshift.parts.labels import one_hot
-from fedshift.tree import Tree
+from fedshift.tree import Tree, pick
 
 BUFFERS = ("norm.running_mean", "norm.running_var")
 _TIED = 0.05  # the tied standard deviation is exp(0.05 mean)
@@ -44,9 +44,11 @@ class LatentGenerator:
 
     >>> generator = LatentGenerator(noise=32)
     >>> tensors = generator.initial(keys.as_tensor(0), classes=10, hidden=256, width=32)
-    >>> sum(t.numel() for n, t in tensors.items() if n not in BUFFERS)
+    >>> params, statistics = split(tensors)
+    >>> sum(t.numel() for t in params.values())
     27968
-    >>> generator(tensors, torch.tensor([3, 7]), keys.as_tensor(1)).z.shape
+    >>> drawn = generator.draw(keys.as_tensor(1), 2, tensors)
+    >>> generator(tensors, torch.tensor([3, 7]), drawn).z.shape
     torch.Size([2, 32])
     """
 
@@ -75,25 +77,48 @@ class LatentGenerator:
             tensors[f"norm.{part}"] = torch.full_like(plain, value)
         return tensors
 
+    def renewed(self, tensors: Mapping[str, Tensor], key: Tensor) -> Tree:
+        """New generators in the place of others of their shapes, one for each key [K]."""
+        like = tensors["mean.weight"]
+        width, hidden = like.shape[-2:]
+        return self.initial(key.to(like.device), self.classes(tensors), hidden, width, like.dtype)
+
+    def classes(self, tensors: Mapping[str, Tensor]) -> int:
+        """How many classes a generator knows."""
+        return tensors["hidden.weight"].shape[-1] - self.noise
+
+    def draw(self, key: Tensor, count: int, tensors: Mapping[str, Tensor]) -> Tree:
+        """What is random in `count` features of a generator, "noise" and "e".
+
+        Keys with leading axes give each of their entries draws of its own.
+        """
+        like = tensors["mean.bias"]
+        kind = keys.uniform if self.uniform else keys.normal
+        return {
+            "noise": kind(keys.fold_in(key, "noise"), (count, self.noise), like.dtype),
+            "e": keys.normal(keys.fold_in(key, "latent"), (count, like.shape[-1]), like.dtype),
+        }
+
     def __call__(
-        self, tensors: Mapping[str, Tensor], y: Tensor, key: Tensor, training: bool = False
+        self,
+        tensors: Mapping[str, Tensor],
+        y: Tensor,
+        drawn: Mapping[str, Tensor],
+        training: bool = False,
     ) -> Latent:
         """Features of the classes y [B] (or soft labels [B, classes]).
 
         Args:
             tensors: one generator's; in training, its running statistics move in place.
             y: the wanted classes.
-            key: of the noise.
+            drawn: what `draw` made for as many.
             training: batch norm takes the batch's own statistics.
         """
         weight = tensors["hidden.weight"]
-        shape = (len(y), self.noise)
-        draw = keys.uniform if self.uniform else keys.normal
-        noise = draw(keys.fold_in(key, "noise"), shape, weight.dtype)
-        label = one_hot(y, weight.shape[-1] - self.noise, weight)
-        h = F.linear(torch.cat([noise, label], dim=1), weight, tensors["hidden.bias"])
+        label = one_hot(y, self.classes(tensors), weight)
+        seen = torch.cat([drawn["noise"], label], dim=1)
         h = F.batch_norm(
-            h,
+            F.linear(seen, weight, tensors["hidden.bias"]),
             tensors["norm.running_mean"],
             tensors["norm.running_var"],
             tensors["norm.weight"],
@@ -105,8 +130,12 @@ class LatentGenerator:
             log_variance = 2.0 * _TIED * mean
         else:
             log_variance = F.linear(h, tensors["log_variance.weight"], tensors["log_variance.bias"])
-        e = keys.normal(keys.fold_in(key, "latent"), tuple(mean.shape), mean.dtype)
-        return Latent(reparametrised(mean, log_variance, e), mean, log_variance)
+        return Latent(reparametrised(mean, log_variance, drawn["e"]), mean, log_variance)
+
+
+def split(tensors: Mapping[str, Tensor]) -> tuple[Tree, Tree]:
+    """A generator's parameters, and its running statistics."""
+    return {n: t for n, t in tensors.items() if n not in BUFFERS}, pick(tensors, BUFFERS)
 
 
 def reparametrised(mean: Tensor, log_variance: Tensor, e: Tensor) -> Tensor:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
+from fedshift import keys
 from fedshift.method import Number
 from fedshift.tree import Tree
 
@@ -35,6 +37,15 @@ def rows_of(numbers: Mapping[str, Number]) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
+def keys_of(key: int, purpose: str, clients: Iterable[str]) -> Tensor:
+    """A key for each client [K], which depends on nothing but its name.
+
+    >>> bool((keys_of(7, "train", "ab") == keys_of(7, "train", "cba")[[2, 1]]).all())
+    True
+    """
+    return torch.stack([keys.as_tensor(keys.fold(key, purpose, name)) for name in clients])
+
+
 def take(stacked: Mapping[str, Tensor], at: Sequence[int]) -> Tree:
     """Some rows of stacked tensors, in the order asked for."""
     return {name: t[list(at)] for name, t in stacked.items()}
@@ -43,7 +54,6 @@ def take(stacked: Mapping[str, Tensor], at: Sequence[int]) -> Tree:
 def put(stacked: Mapping[str, Tensor], at: Sequence[int], new: Mapping[str, Tensor]) -> Tree:
     """Stacked tensors with some rows replaced; what was given stays as it is.
 
-    >>> import torch
     >>> put({"w": torch.zeros(3, 1)}, [2, 0], {"w": torch.tensor([[5.0], [7.0]])})
     {'w': tensor([[7.],
             [0.],
