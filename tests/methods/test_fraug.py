@@ -330,6 +330,35 @@ def test_the_synthetic_loss_reaches_the_head_alone(augment):
 
 
 @pytest.mark.parametrize(
+    ("switch", "passes"),
+    [
+        ({}, [1, 1, 1]),
+        ({"generator_distance": "l2"}, [1, 0, 1]),
+        ({"generator_distance": "l2", "stream": "means"}, [1, 0, 0]),
+        ({"augment": "generator"}, [1, 1]),
+        ({"augment": "normal"}, [1]),
+    ],
+    ids=str,
+)
+def test_features_are_computed_only_where_a_phase_needs_them(switch, passes):
+    method = FRAug(**switch)
+    plan = start(method).plan
+    model, seen = plan.model, []
+    model.hidden.register_forward_hook(lambda module, inputs, z: seen.append(z.requires_grad))
+    x, y = SMALL.clients[0].train.x[:6].to(D), SMALL.clients[0].train.y[:6]
+    counted = []
+    for phase in plan.phases:
+        for name, param in model.named_parameters():
+            param.requires_grad_(plan.scopes[name].group in phase.groups)
+        net = Net(model)
+        before = len(seen)
+        method.loss(net.output(x), y, context(phase.name), net)
+        counted.append(len(seen) - before)
+    assert counted == passes
+    assert seen == [True] + [False] * (sum(passes) - 1), "gradients reach features once in a step"
+
+
+@pytest.mark.parametrize(
     ("rates", "moved"),
     [
         ({"lr_generator": 0.1, "lr_rtnet": 0.0}, "fraug_generator"),
