@@ -86,10 +86,7 @@ def _build() -> tuple[Parser, dict[str, Parser]]:
     _run(commands["run"])
     _compare(commands["compare"])
     commands["list"].add_argument("what", metavar="WHAT", help=" | ".join(LISTS))
-    commands["show"].add_argument("method", metavar="METHOD", help="fedprox, or my.py:Mine")
-    commands["show"].add_argument(
-        "--set", action="append", metavar="NAME=VALUE", help="a hyperparameter (may be repeated)"
-    )
+    _show(commands["show"])
     _predict(commands["predict"])
     for command in commands.values():
         command.add_argument(
@@ -119,6 +116,19 @@ def _compare(parser: Parser) -> None:
     parser.add_argument("methods", metavar="METHOD", nargs="*", help="methods, as for run")
     parser.add_argument("--resume", metavar="FOLDER", help="continue the comparison saved there")
     options.add(parser, seeds=True)
+
+
+def _show(parser: Parser) -> None:
+    parser.add_argument("method", metavar="METHOD", help="fedprox, fedbn+mixup, or my.py:Mine")
+    parser.add_argument(
+        "--set", action="append", metavar="NAME=VALUE", help="a hyperparameter (may be repeated)"
+    )
+    parser.add_argument(
+        "--model",
+        metavar="WORD",
+        help="the network on which it is shown: a name, or nets.py:Net (default: the method's)",
+    )
+    parser.add_argument("--wire", action="store_true", help="only what it sends and keeps")
 
 
 def _predict(parser: Parser) -> None:
