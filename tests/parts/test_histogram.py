@@ -7,8 +7,8 @@ import torch
 
 from fedshift.parts.histogram import (
     cuts,
+    describe,
     histogram,
-    histogram_sum,
     limits,
     scaled,
     soft_bins,
@@ -87,8 +87,33 @@ def test_a_constant_channel_and_values_beyond_the_limits():
 def test_masked_samples_count_for_nothing():
     maps = torch.randn(5, 3, 4, dtype=D)
     mask = torch.tensor([True, True, True, False, False])
-    bounds = limits(maps, mask)
-    assert torch.equal(bounds[0], maps[:3].amin((0, 2)))
-    assert torch.equal(bounds[1], maps[:3].amax((0, 2)))
-    whole = histogram_sum(maps, mask, bounds, 4) / 3
-    assert torch.allclose(whole, histogram(maps[:3], bounds, 4))
+    low, high = limits(maps, mask)
+    assert torch.equal(low, maps[:3].amin((0, 2)))
+    assert torch.equal(high, maps[:3].amax((0, 2)))
+
+
+class Rows:
+    """Samples that are maps themselves, behind the interface of a client's data."""
+
+    def __init__(self, x, mask):
+        self.x, self.mask, self.passes = x, mask, 0
+
+    def fold(self, f, start, batch=256):
+        self.passes += 1
+        for x, mask in zip(self.x.split(batch), self.mask.split(batch)):
+            start = f(start, x, x[:, 0, 0], mask)
+        return start
+
+
+@pytest.mark.parametrize(("held", "passes"), [(8, 1), (3, 1), (2, 2), (0, 2)])
+def test_the_whole_of_a_client_s_data(held, passes, monkeypatch):
+    """Ten samples and two of padding, in batches of 4 x 1: three batches, held or seen twice."""
+    monkeypatch.setattr("fedshift.parts.histogram.HELD", held)
+    x = torch.randn(12, 3, 4, dtype=D)
+    x[10:] = float("inf")
+    data = Rows(x, torch.arange(12) < 10)
+    bounds, total = describe(data, lambda x: x, torch.zeros(3, dtype=D), 1, bins=4)
+    assert data.passes == passes
+    for found, expected in zip(bounds, limits(x[:10])):
+        assert torch.equal(found, expected)
+    assert torch.allclose(total / 10, histogram(x[:10], limits(x[:10]), 4))

@@ -1,11 +1,10 @@
 """# FedFA: federated feature augmentation
 
 Clients that record the same things differently (scanners, cameras, pens) differ in the *style* of
-their features: mean and standard deviation of each channel. FedFA puts a layer behind the stages of
-the network that moves the style of every sample at random while it trains, so that a client also
-sees what its data might look like elsewhere. How far a channel may move is the client's own
-variance over the batch, widened where the clients differ most from each other in that channel.
-The paper is Zhou and Konukoglu, FedFA: Federated Feature Augmentation, ICLR 2023.
+their features: mean and standard deviation of each channel. FedFA puts layers behind stages of the
+network that move the style of every sample at random in training, so that a client also sees what
+its data might look like elsewhere. A channel moves as far as it varies over the client's batch, and
+further the more clients differ in it. (Zhou and Konukoglu, FedFA, ICLR 2023.)
 
 ## The loss
 
@@ -24,27 +23,29 @@ The mean of gamma over channels is 1. Gradients flow through everything but gamm
 also moves the client's averages of m and s: a <- alpha a + (1 - alpha) mean over the batch. In
 evaluation the layers do nothing.
 
-Layers go behind all stages that give maps [B, C, H, W] or tokens [B, T, C] (`layers="maps"`). An
-output with one position only, as vectors [B, D] have, has no spread: named explicitly, such a stage
-gets noise on its values, by the means' formula, and exchanges nothing of standard deviations. In a
-U-Net name the stages that hold the encoder's pools and the bottleneck, none of the decoder. A
-network without maps or tokens (a perceptron) is refused, unless stages are named.
+Layers go behind all stages that give maps [B, C, H, W] or tokens [B, T, C] (`layers="maps"`). A
+stage of vectors [B, D] has no spread: named explicitly, it gets noise on its values, by the means'
+formula. In a U-Net name the stages that hold the encoder's pools and the bottleneck, none of the
+decoder. A network without maps or tokens (a perceptron) is refused, unless stages are named.
 
 ## When to use it
 
-Where sites differ in texture, contrast or colour, and one global model is wanted. It helps most on
-sites with few data. Where each site may keep layers of its own, FedBN is often stronger, and the
-two go together (`fedfa+fedbn`). It needs batches of some size: their variance is its measure.
+Where sites differ in texture, contrast or colour, and one global model is wanted. Where each site
+may keep layers of its own, try FedBN beside it, and both together (`fedfa+fedbn`). It needs batches
+of some size: their variance is its measure.
 
 ## What crosses the wire
 
-Beyond the model, for every layer: up the client's two averages (2 C floats, individual), down the
-two variances V (2 C floats). That is 18 KiB a round for a network of 1152 channels. Clients keep
-their averages from round to round. With `statistics="sums"`, which a secure sum can carry, a client
-sends its distance from the last mean over clients, and the square of it, both in units of the last
-spread; that mean goes down, so twice as much travels both ways. (Sums of the averages themselves
-would lose V, about 1e-4, to rounding.) With `variance="client"` (FedFA-C) or `"random"` (FedFA-R)
-nothing is exchanged at all.
+Beyond the model, for every layer: up the client's averages (2 C floats, individual), down the
+variances V (2 C floats). That is 18 KiB a round for a network of 1152 channels, both ways together.
+Clients keep their averages from round to round. V counts every participant once, whatever weights
+the models have.
+
+With `statistics="sums"`, which a secure sum can carry, a client sends its distance from the last
+mean over clients, and the square of it, both in units of the last spread; that mean goes down, so
+twice as much travels both ways. (Sums of the averages themselves would lose V, about 1e-4, to
+rounding.) With `variance="client"` (FedFA-C) or `"random"` (FedFA-R) nothing is exchanged at all.
+`noise` is added to what goes up, not to what the client keeps.
 
 ## Differences from the released code
 
@@ -56,7 +57,7 @@ nothing is exchanged at all.
 - It divides variances by n - 1: `unbiased=True`. (It also adds 1e-6 to V, which moves the sixth
   digit and is left out here.)
 - A round with one participant has no variance over clients: the last V stays. In the first round
-  V is 1, so gamma is 1.
+  V is 1, so gamma is 1, as there.
 
 On Office-Caltech10 (AlexNet, 400 rounds, one seed, last round) the released code gave 78.6 % mean
 test accuracy as it is and 79.9 % with a variance for each channel, beside 76.5 % for FedAvg and

@@ -32,6 +32,17 @@ def modulation(shared: Tensor) -> Tensor:
     return torch.where(total > 0, gamma, 1.0)
 
 
+def normal(u: Tensor) -> Tensor:
+    """Standard normal numbers from uniform ones on [0, 1) that are multiples of 2^-24.
+
+    By inverting the distribution function in the middle of each step, so that all are finite.
+
+    >>> normal(torch.tensor([0.0, 0.5, 1 - 2**-24])).round(decimals=3)
+    tensor([-5.4200,  0.0000,  5.4200])
+    """
+    return 2**0.5 * torch.erfinv(2.0 * u - (1.0 - 2**-24))
+
+
 def beginning(like: Tensor) -> Tensor:
     """What moving averages begin from: means 0 and standard deviations 1, in rows like these.
 
@@ -95,9 +106,11 @@ class FFA(nn.Module):
             return x
         maps = as_maps(x)
         style = self.style(maps)
-        acts = torch.rand((), dtype=torch.float32, device=x.device) < self.p
+        # one draw for the coin and the noise: a keyed draw costs the same, large or small
+        draw = torch.rand(1 + style.numel(), dtype=torch.float32, device=x.device)
+        acts, noise = draw[0] < self.p, normal(draw[1:].to(style.dtype)).reshape(style.shape)
         self.observe(style, acts)
-        return from_maps(self.jitter(maps, style, torch.randn_like(style), acts), x)
+        return from_maps(self.jitter(maps, style, noise, acts), x)
 
     def style(self, maps: Tensor) -> Tensor:
         """The statistics of every sample, [S, B, C]."""

@@ -6,10 +6,16 @@ low temperature nearly all of it is in one bin (Yang et al., Deep Neural Decisio
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from fedshift.method import Data
+from fedshift.tree import Tree
+
 EPS = 1e-8  # under logarithms, and the narrowest range of values that is stretched to 0 … 1
+HELD = 8  # passes hold so many batches of maps, about the memory of a training step
 
 
 def cuts(bins: int, like: Tensor) -> Tensor:
@@ -57,14 +63,6 @@ def scaled(maps: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return (maps - low.unsqueeze(1)) / width.unsqueeze(1)
 
 
-def histogram_sum(
-    maps: Tensor, mask: Tensor, limits: tuple[Tensor, Tensor], bins: int = 8, tau: float = 0.01
-) -> Tensor:
-    """The sum over samples of each channel's mean histogram over positions, [C, bins]."""
-    each = soft_bins(scaled(maps, *limits), bins, tau).mean(dim=3)
-    return torch.where(mask[:, None, None], each, torch.zeros_like(each)).sum(dim=0)
-
-
 def histogram(
     maps: Tensor, limits: tuple[Tensor, Tensor], bins: int = 8, tau: float = 0.01
 ) -> Tensor:
@@ -75,6 +73,59 @@ def histogram(
     tensor([[0.1250, 0.3750, 0.3750, 0.1250]])
     """
     return soft_bins(scaled(maps, *limits), bins, tau).mean(dim=(0, 3))
+
+
+def describe(
+    data: Data,
+    maps: Callable[[Tensor], Tensor],
+    channels: Tensor,
+    batch: int,
+    bins: int = 8,
+    tau: float = 0.01,
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """The limits of every channel over a client's data, and the sum of its samples' histograms.
+
+    A second pass over the data is taken only where the maps of the first were too many to hold.
+
+    Args:
+        data: of the client.
+        maps: from a batch of inputs to maps [B, C, P].
+        channels: zeros, one for each channel.
+        batch: of training; without gradients four of them fit at once.
+        bins, tau: of the histograms.
+    """
+    held: list[tuple[Tensor, Tensor]] = []
+    batches = 0
+
+    def widen(acc: Tree, x: Tensor, y: Tensor, mask: Tensor) -> Tree:
+        nonlocal batches
+        batches += 1
+        z = maps(x)
+        if batches <= HELD:
+            held.append((z, mask))
+        low, high = limits(z, mask)
+        return {"low": low.minimum(acc["low"]), "high": high.maximum(acc["high"])}
+
+    infinite = torch.full_like(channels, float("inf"))
+    found = data.fold(widen, {"low": infinite, "high": -infinite}, 4 * batch)
+    bounds = found["low"], found["high"]
+
+    def count(total: Tensor, z: Tensor, mask: Tensor) -> Tensor:
+        each = soft_bins(scaled(z, *bounds), bins, tau).mean(dim=3)
+        return total + torch.where(mask[:, None, None], each, 0.0).sum(dim=0)
+
+    total = torch.zeros_like(channels).unsqueeze(1).repeat(1, bins)
+    if batches <= HELD:
+        for z, mask in held:
+            total = count(total, z, mask)
+        return bounds, total
+    held.clear()
+    again = data.fold(
+        lambda acc, x, y, mask: {"total": count(acc["total"], maps(x), mask)},
+        {"total": total},
+        4 * batch,
+    )
+    return bounds, again["total"]
 
 
 def symmetric_kl(p: Tensor, q: Tensor, eps: float = EPS) -> Tensor:
