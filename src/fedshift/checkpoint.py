@@ -17,6 +17,7 @@ from typing import Any
 from fedshift import files
 from fedshift.aggregate import Server
 from fedshift.errors import BadRun
+from fedshift.lines import Line
 from fedshift.method import State
 from fedshift.tree import Tree
 
@@ -46,6 +47,7 @@ class Progress:
         best: the best model so far (None where the rule is the last round).
         metrics: bytes of `metrics.jsonl` that belong to the rounds done.
         seconds: time spent.
+        pending: the lines of the last round, where its scores are still to come.
     """
 
     stage: int
@@ -56,6 +58,7 @@ class Progress:
     best: Best | None = None
     metrics: int = 0
     seconds: float = 0.0
+    pending: tuple[Line, ...] = ()
 
 
 def ordered(progress: Progress) -> Progress:
@@ -98,6 +101,7 @@ def save(folder: Path, progress: Progress, config: str) -> None:
         "seconds": progress.seconds,
         "numbers": numbers,
         "clients": list(progress.kept),
+        "pending": list(progress.pending),
         "best": None if best is None else {"score": best.score, "round": best.round},
     }
     final = folder / f"{_PREFIX}{progress.stage:02d}-{progress.round:06d}"
@@ -203,6 +207,7 @@ def _progress(state: Mapping[str, Any], tensors: Tree) -> Progress:
         best=best,
         metrics=int(state["metrics"]),
         seconds=float(state["seconds"]),
+        pending=tuple(state.get("pending", ())),
     )
 
 

@@ -33,6 +33,11 @@ class Samples:
     def take(self, index: Tensor) -> Samples:
         """The samples at the given positions."""
         return Samples(self.x[index], self.y[index])
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the samples lie on another machine: the tensors then have no content."""
+        return self.x.is_meta
+
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +181,7 @@ def check_federation(fed: Federation) -> None:
         )
     shape = tuple(fed.clients[0].train.x.shape[1:])
     for client in fed.clients:
-        if len(client.train) == 0:
+        if len(client.train) == 0 and not client.train.elsewhere:
             raise BadData(
                 f"client '{client.name}' of '{fed.name}' has no training data: "
                 "give it some, or leave the client out"
@@ -191,7 +196,7 @@ def _check_samples(
     where = f"client '{name}' of '{fed.name}' ({split})"
     if len(s.x) != len(s.y):
         raise BadData(f"{where} has {len(s.x)} samples but {len(s.y)} labels")
-    if len(s) == 0:
+    if len(s) == 0 or s.elsewhere:
         return
     if tuple(s.x.shape[1:]) != shape:
         raise BadData(

@@ -27,6 +27,7 @@ from fedshift.aggregate import Server
 from fedshift.checkpoint import Best, Progress
 from fedshift.compose import Composed
 from fedshift.engines import Engine, choice
+from fedshift.engines.flower.remote import SCORE, Answers, Remote, handle
 from fedshift.engines.loop import one_thread
 from fedshift.errors import BadRun, BadValue
 from fedshift.federation import Client, Federation
@@ -64,7 +65,8 @@ class Run:
         model: a name, "file.py:Net", a module, or a `ModelSpec` (None: what the federation
             recommends).
         seed: of everything random.
-        engine: "auto", "loop" or "stacked".
+        engine: "auto", "loop", "stacked", or "flower" (each client a site of its own, on this
+            machine: a test of what would run on many).
         workers: processes of the loop engine on a CPU (None: a measured rule decides).
         chunk: clients at a time in the stacked engine (0: as many as fit).
         device: "auto", "cpu", "cuda", "cuda:1".
@@ -149,6 +151,8 @@ class Run:
         self.chunk = chunk
         self.progress = self._beginning()
         self._engine: Engine | None = None
+        self._elsewhere = self.engine_name == "flower"
+        self._check_elsewhere()
         self._opened = False
 
     # -- playing -------------------------------------------------------------------------------
@@ -170,6 +174,8 @@ class Run:
                     on_round(self, line)
             self._finish()
         except KeyboardInterrupt:
+                if self._elsewhere:
+                    self._close()
             raise Interrupted(self._save_interrupted()) from None
         finally:
             if self._engine is not None:
@@ -179,17 +185,20 @@ class Run:
 
     def _round(self, began: float) -> Line:
         """Play one round, score it, and save where due."""
-        now, stage = self.progress, self.stages[self.progress.stage]
+        stage = self.stages[self.progress.stage]
         start = time.perf_counter()
-        jobs = self._jobs(stage, now)
-        assert self._engine is not None
-        result = self._engine.play(jobs)
+        jobs = self._jobs(stage, self.progress)
+        result = self._play(jobs)
+        now = self.progress
         sent = {j.client: aggregate.bytes_down(self.plan, now.server, j.payload) for j in jobs}
         if stage.program == "tune" and now.round > 0:  # each goes on from what it tuned before
             sent = dict.fromkeys(sent, 0)
         came = dict.fromkeys(sent, aggregate.bytes_up(result))
         good, left_out = self._sound(stage, now, result)
         kept = {**now.kept, **dict(zip(good.clients, good.kept))}
+        missing: dict[str, str] = {}
+        if isinstance(result, Answers):
+            sent, came, missing = result.sent, result.came, result.missing
         server = now.server
         if stage.program != "tune":
             key = keys.fold(self.seed, "server", stage.name, now.round)
@@ -211,24 +220,27 @@ class Run:
             dict(zip(good.clients, good.seconds)),
             came,
             sent,
-            left_out,
+            {**missing, **left_out},
         )
-        if scored:
-            found = lines.scored(found, self._scores(server, kept), self.method.view)
         found[-1] |= {"seconds": time.perf_counter() - start, "warnings": self._warned}
         self._warned = []
-        self._record(found)
+        late = scored and self._elsewhere
+        if scored and not late:
+            found = lines.scored(found, self._scores(server, kept), self.method.view)
+        if not late:
+            self._record(found)
         after = Progress(
             stage=now.stage + last,
             round=0 if last else now.round + 1,
             done=done,
             server=server,
             kept=kept,
-            best=self._best(now.best, found[-1], server, kept, scored),
+            best=self._best(now.best, found[-1], server, kept, scored and not late),
             metrics=self._metrics_size(),
             seconds=time.monotonic() - began,
         )
         self.progress = checkpoint.ordered(after)
+            pending=tuple(found) if late else (),
         ended = self.progress.stage == len(self.stages)
         if ended or done % self.checkpoint_every == 0:
             self.save()
@@ -295,6 +307,72 @@ class Run:
         self._tell(message)
 
     # -- scores --------------------------------------------------------------------------------
+
+    # -- sites ---------------------------------------------------------------------------------
+
+    def _play(self, jobs: Sequence[Job]) -> Result:
+        """Play the trips; from sites, the scores of the round before come with them."""
+        assert self._engine is not None
+        if not isinstance(self._engine, Remote):
+            return self._engine.play(jobs)
+        busy = {j.client for j in jobs}
+        pending = bool(self.progress.pending)
+        watching = [j for j in self._watching() if j.client not in busy] if pending else []
+        answers = self._engine.exchange(jobs, watching, pending, self._held())
+        self._samples |= answers.samples
+        for note in answers.notes:
+            self._warn(note)
+        if pending:
+            self._complete(answers.scores)
+        return answers
+
+    def _watching(self) -> list[Job]:
+        """Every site's part in an exchange that asks for nothing but scores."""
+        now = self.progress
+        return [
+            Job(name, SCORE, 0, 0.0, 0, State(), now.server.model, dict(kept), 0, 0, 0)
+            for name, kept in now.kept.items()
+        ]
+
+    def _held(self) -> Mapping[str, Tree]:
+        return self.progress.best.kept if self.progress.best is not None else {}
+
+    def _complete(self, scores: Sequence[evaluate.Score]) -> None:
+        """Write the last round's lines, now that its scores are here."""
+        now = self.progress
+        order = {name: k for k, name in enumerate(self.federation.names)}
+        known = sorted(scores, key=lambda s: order[s.client])
+        found = lines.scored(now.pending, known, self.method.view)
+        self._record(found)
+        best = self._best(now.best, found[-1], now.server, now.kept, True)
+        self.progress = dataclasses.replace(
+            now, best=best, metrics=self._metrics_size(), pending=()
+        )
+
+    def _close(self) -> None:
+        """The closing exchange with sites: the last scores, and the models that the run gave."""
+        self._engine = self._engine or self._start_engine()
+        assert isinstance(self._engine, Remote)
+        if self.progress.pending:
+            answers = self._engine.exchange([], self._watching(), True, self._held())
+            self._complete(answers.scores)
+            self.save()
+        for site, why in self._engine.hand_over(*self.selected).items():
+            self._warn(f"site '{site}' did not get the final model: {why}")
+
+    def _check_elsewhere(self) -> None:
+        if not self._elsewhere:
+            return
+        if self.hold_out:
+            raise BadValue(
+                "hold_out needs the held-out clients' data at the server, and with the flower "
+                "engine there are none: leave it out, or take another engine"
+            )
+        if self.checkpoint_every != 1:
+            raise BadValue(
+                f"checkpoint_every is {self.checkpoint_every}, but sites can take back one round "
+                "alone: leave it at 1 with the flower engine"
+            )
 
     def _scores(self, server: Server, kept: Mapping[str, Tree]) -> list[evaluate.Score]:
         seen = evaluate.evaluate(self.plan, server.model, kept, self.federation.scored)
@@ -403,7 +481,8 @@ class Run:
         self.lines += found
 
     def _metrics_size(self) -> int:
-        return 0 if self.out is None else (self.out / "metrics.jsonl").stat().st_size
+        path = None if self.out is None else self.out / "metrics.jsonl"
+        return path.stat().st_size if path is not None and path.exists() else 0
 
     def _save_interrupted(self) -> str:
         if self.out is None:
@@ -434,7 +513,7 @@ class Run:
         meta = {"method": self.method.name, "model": self.spec.name}
         files.save_tensors(self.out / "model.safetensors", model, meta)
         for client, own in kept.items():
-            if own:
+            if own and not self._elsewhere:  # what sites keep they have saved themselves
                 files.save_tensors(
                     self.out / "personal" / f"{client}.safetensors", own, {**meta, "client": client}
                 )
@@ -445,6 +524,10 @@ class Run:
         server = aggregate.begin(self.plan)
         kept = aggregate.begin_client(self.plan, server.model)
         # Every client has tensors of its own, as after a resumption: engines treat what is the same
+        if self._elsewhere:
+            return checkpoint.ordered(
+                Progress(0, 0, 0, server, {c: handle(0) for c in self.federation.names})
+            )
         # object for all clients in another way.
         each = {c: {n: t.clone() for n, t in kept.items()} for c in self.federation.names}
         return checkpoint.ordered(Progress(0, 0, 0, server, each))
@@ -481,6 +564,10 @@ class Run:
     def _start_engine(self) -> Engine:
         if self.workers > 1:
             from fedshift.engines.workers import Workers
+        if self._elsewhere:
+            from fedshift.engines.flower.local import start
+
+            return start(self)
 
             return Workers(
                 self.plan, self.federation, self.workers, self.spec, self.dtype, self.seed
@@ -492,7 +579,7 @@ class Run:
 
     def _check_data(self) -> None:
         for client in self.federation.clients:
-            if len(client.train) < self.protocol.batch:
+            if 0 < len(client.train) < self.protocol.batch:
                 self._warn(
                     f"client '{client.name}' has {len(client.train)} training samples, fewer than "
                     f"a batch of {self.protocol.batch}: its batches repeat samples"
@@ -540,7 +627,7 @@ def _composed(method: Method | Composed | str) -> Composed:
 
 def _one_class(client: Client) -> bool:
     y = client.train.y
-    return bool((y == y.reshape(-1)[0]).all())
+    return not y.is_meta and bool((y == y.reshape(-1)[0]).all())
 
 
 def _occupied(folder: Path) -> bool:

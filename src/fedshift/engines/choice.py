@@ -21,7 +21,7 @@ from fedshift.federation import Federation
 from fedshift.plan import Plan
 from fedshift.tree import nbytes
 
-ENGINES = ("auto", "loop", "stacked")
+ENGINES = ("auto", "loop", "stacked", "flower")
 _WORTH_WORKERS = 10.0  # seconds of training from which starting processes (about 4 s) pays
 _SHARE = 0.5  # of a GPU's free memory may hold the data
 
@@ -67,6 +67,9 @@ def choose(
         raise BadValue(f"engine '{engine}' is not known: choose {', '.join(ENGINES)}")
     if workers is not None and workers < 1:
         raise BadValue(f"workers is {workers}: give 1 or more")
+    if engine == "flower":
+        _check_flower(plan, federation, rebuildable)
+        return "flower", 1
     reason = "" if engine == "loop" else _unstackable(plan)
     if engine == "stacked" and not reason:
         return "stacked", 1
@@ -92,6 +95,21 @@ def start(plan: Plan, federation: Federation, name: str, chunk: int) -> Engine:
     if name == "stacked":
         return Stacked(plan, federation, chunk)
     return Loop(plan, [c.train for c in federation.clients], resident(plan, federation))
+
+
+def _check_flower(plan: Plan, federation: Federation, rebuildable: bool) -> None:
+    """Refuse what cannot run on other machines."""
+    if plan.method.pooled:
+        name = next(p.name for p in plan.method.parts if p.pooled)
+        raise BadValue(
+            f"'{name}' trains on everybody's data at one place, and with the flower engine data "
+            "never leave a site: take another method or another engine"
+        )
+    if not rebuildable:
+        raise BadValue(
+            "the method or the model lives in this process alone, and sites must build them too: "
+            "put it in a module that every site has, and give it as package.module:Name"
+        )
 
 
 def _unstackable(plan: Plan) -> str:

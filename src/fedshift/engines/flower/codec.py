@@ -36,6 +36,7 @@ DTYPES = {
         torch.bool,
     )
 }
+ECHO = ("run", "exchange", "token")  # what an answer repeats of its question
 _HEAD = 1 << 20  # characters that a head may have
 
 
@@ -129,16 +130,16 @@ def check(packet: Packet, expected: Mapping[str, Like]) -> None:
     """Refuse a packet whose tensors are not those expected, before any of them is made."""
     unknown = [n for n in packet.pieces if n not in expected]
     if unknown:
-        raise Rejected(f"it holds '{_short(unknown[0])}', which the method does not send")
+        raise Rejected(f"it holds '{short(unknown[0])}', which the method does not send")
     missing = [n for n in expected if n not in packet.pieces]
     if missing:
         raise Rejected(f"it lacks '{missing[0]}', which the method sends")
     for name, like in expected.items():
         piece = packet.pieces[name]
         if DTYPES.get(piece.dtype) != like.dtype:
-            raise Rejected(f"'{name}' has type {_short(piece.dtype)} instead of {like.dtype}")
+            raise Rejected(f"'{name}' has type {short(piece.dtype)} instead of {like.dtype}")
         if tuple(piece.shape) != like.shape:
-            given = _short(str(list(piece.shape)))
+            given = short(str(list(piece.shape)))
             raise Rejected(f"'{name}' has shape {given} instead of {list(like.shape)}")
 
 
@@ -163,14 +164,14 @@ def _pack(name: str, tensor: Tensor) -> Piece:
 def _unpack(name: str, piece: Piece) -> Tensor:
     dtype = DTYPES.get(piece.dtype)
     if dtype is None:
-        raise Rejected(f"'{_short(name)}' has an unknown type")
+        raise Rejected(f"'{short(name)}' has an unknown type")
     if any(not isinstance(n, int) or n < 0 for n in piece.shape):
-        raise Rejected(f"'{_short(name)}' has an impossible shape")
+        raise Rejected(f"'{short(name)}' has an impossible shape")
     size = math.prod(piece.shape) * dtype.itemsize
     if len(piece.data) != size:
-        raise Rejected(f"'{_short(name)}' has {len(piece.data)} bytes, its shape needs {size}")
+        raise Rejected(f"'{short(name)}' has {len(piece.data)} bytes, its shape needs {size}")
     if dtype == torch.bool and piece.data.strip(b"\x00\x01"):
-        raise Rejected(f"'{_short(name)}' holds what is neither true nor false")
+        raise Rejected(f"'{short(name)}' holds what is neither true nor false")
     # into memory of torch's own, which is aligned: on that the rounding of fast kernels depends
     made = torch.empty(piece.shape, dtype=dtype)
     if size:
@@ -178,8 +179,12 @@ def _unpack(name: str, piece: Piece) -> Tensor:
     return made
 
 
-def _short(text: str, most: int = 60) -> str:
-    """A stranger's text, fit for one line of a log."""
+def short(text: object, most: int = 60) -> str:
+    """A stranger's text, fit for one line of a log.
+
+    >>> short("a\\nb" * 100, 5)
+    'a?ba?…'
+    """
     clean = "".join(c if c.isprintable() else "?" for c in str(text))
     return clean if len(clean) <= most else f"{clean[:most]}…"
 
