@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from fedshift.errors import BadModel, UnknownName
 from fedshift.tree import Tree
 
+# layers that have running statistics
+_NORMS = (nn.modules.batchnorm._NormBase,)
+
 
 class _Dispatch(nn.Module):
     """Lets `functional_call` reach any method of a model, not its `forward` alone."""
@@ -85,11 +88,17 @@ class Net:
         """Names of the tensors that move without gradients: running statistics and their kin."""
         return frozenset(name for name, _ in self._model.named_buffers())
 
-    def at(self, tensors: Mapping[str, Tensor], grad: bool = False) -> Frozen:
-        """The same model with other tensors, in eval mode and without gradients unless asked."""
+    def at(
+        self, tensors: Mapping[str, Tensor], grad: bool = False, by_batch: bool = False
+    ) -> Frozen:
+        """The same model with other tensors, in eval mode and without gradients unless asked.
+
+        `by_batch` lets norm layers take their statistics from the batch, as in training.
+        """
         whole = {**self.tensors, **tensors}
         # A backward pass needs the running statistics as they were, whatever moves them later.
-        return Frozen(self._model, self._copied(whole) if grad else whole, grad)
+        whole = self._copied(whole) if grad or by_batch else whole
+        return Frozen(self._model, whole, grad, by_batch)
 
     def aside(self, tensors: Mapping[str, Tensor] | None = None, grad: bool = True) -> Net:
         """The model in the mode it is in, but with copies of its buffers: a pass without traces."""
@@ -102,8 +111,12 @@ class Net:
 class Frozen(Net):
     """A net in eval mode: no buffer moves, dropout is off. Teachers and former models."""
 
+    def __init__(self, model: nn.Module, tensors: Tree, grad: bool, by_batch: bool = False) -> None:
+        super().__init__(model, tensors, grad)
+        self._awake = _NORMS if by_batch else ()
+
     def _run(self, call: Callable[..., Any], *args: Any) -> Any:
-        with eval_mode(self._model):
+        with eval_mode(self._model, self._awake):
             return super()._run(call, *args)
 
 
@@ -164,10 +177,13 @@ def tapped(model: nn.Module, stages: tuple[str, ...], into: dict[str, Tensor]) -
 
 
 @contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a moment; every module gets its own mode back."""
+def eval_mode(model: nn.Module, but: tuple[type[nn.Module], ...] = ()) -> Iterator[None]:
+    """Evaluation mode for a moment, `but` for some kinds; every module gets its own mode back."""
     modes = [(m, m.training) for m in model.modules()]
     model.eval()
+    for module, _ in modes:
+        if isinstance(module, but):
+            module.training = True
     try:
         yield
     finally:
