@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedshift.errors import BadValue
-from fedshift.parts.contrast import check_temperature, cosine, infonce, scaled, two_way
+from fedshift.parts.contrast import check_temperature, cosine, infonce, projector, scaled, two_way
 
 E1 = torch.tensor([[1.0, 2.0], [0.0, 1.0]], dtype=torch.float64)
 E2 = torch.tensor([[2.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
@@ -17,6 +17,23 @@ def test_cosines():
     # (2 + 2) / (sqrt 5 sqrt 5) = 4/5 and 1/sqrt 2; (-1 + 2) / (sqrt 5 sqrt 2) = 1/sqrt 10 and 1
     assert cosine(E1, E2).tolist() == pytest.approx([0.8, 0.707107], abs=1e-6)
     assert cosine(E1, E3).tolist() == pytest.approx([0.316228, 1.0], abs=1e-6)
+
+
+def test_cosines_keep_their_precision_under_autocast():
+    a, b = torch.randn(2, 9, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = cosine(a, b)
+    assert found.dtype == torch.float32
+    assert torch.allclose(found.double(), cosine(a.double(), b.double()), atol=1e-6)
+
+
+def test_a_projector_is_three_layers_with_relu_between():
+    head = projector(4, hidden=6, out=2)
+    z = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    (w1, b1), (w2, b2), (w3, b3) = ((m.weight, m.bias) for m in head[::2])
+    by_hand = ((z @ w1.T + b1).relu() @ w2.T + b2).relu() @ w3.T + b3
+    assert torch.allclose(head(z), by_hand, atol=1e-6)
+    assert (w1.shape, w2.shape, w3.shape) == ((6, 4), (6, 6), (2, 6))
 
 
 @pytest.mark.parametrize(

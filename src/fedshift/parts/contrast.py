@@ -2,13 +2,14 @@
 
 `two_way` has one positive and one negative for each row (FedBR, MOON); `infonce` any number of
 both, some of which may be missing (FPL's prototypes). Both take similarities that are scaled
-already, and `scaled` says how papers and codes scale them.
+already, and `scaled` says how papers and codes scale them. `projector` is the small network through
+which representations are often compared.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift.errors import BadValue
@@ -16,13 +17,31 @@ from fedshift.errors import BadValue
 MODES = ("multiply", "divide")
 
 
+def projector(width: int, hidden: int, out: int) -> nn.Sequential:
+    """A projection head: three layers with ReLU between.
+
+    >>> sum(p.numel() for p in projector(512, hidden=256, out=128).parameters())
+    230016
+    """
+    return nn.Sequential(
+        nn.Linear(width, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, out),
+    )
+
+
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Cosines of the rows of a and b [..., D]; a row of zeros is orthogonal to everything.
+    """Cosines of the rows of a and b [..., D], in float32 at least.
+
+    A row of zeros is orthogonal to everything.
 
     >>> cosine(torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[2.0, 1.0], [1.0, 1.0]]))
     tensor([0.8000, 0.0000])
     """
-    return F.cosine_similarity(a, b, dim=-1, eps=1e-8)
+    wide = torch.promote_types(a.dtype, torch.float32)
+    return F.cosine_similarity(a.to(wide), b.to(wide), dim=-1, eps=1e-8)
 
 
 def check_temperature(tau: float, mode: str, where: str) -> None:
