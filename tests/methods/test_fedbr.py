@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import fedshift as fs
 from fedshift import keys, tree
 from fedshift.engines import choice
-from fedshift.errors import BadData, BadValue, CannotCombine
+from fedshift.errors import BadData, BadModel, BadValue, CannotCombine
+from fedshift.federation import Client, Federation, Samples
 from fedshift.method import Method, Phase, Stage
-from fedshift.methods.fedbr import HEAD, UP, FedBR, projector
+from fedshift.methods.fedbr import HEAD, UP, FedBR
 from tests.methods.test_battery import PROTOCOL, start, state
-from tests.toys import CLASSES, ToyNet, federation, largest_difference
+from tests.toys import CLASSES, ToyNet, federation, largest_difference, samples
 
 ONE = PROTOCOL.replace(rounds=1)
 SHORT = ONE.replace(steps=2)
@@ -82,8 +85,10 @@ def test_the_terms_add_up(lam, total, monkeypatch):
 )
 def test_sizes_of_heads(width, paper, released):
     # (w+1) h + (h+1) h + (h+1) o with h, o = 256, 128, or 2 w, w
-    for kind, count in (("paper", paper), ("released", released)):
-        assert sum(p.numel() for p in projector(width, kind).parameters()) == count
+    facts = replace(federation().facts(), width=width)
+    for kind, count in (("paper", paper), ("released", released), ("none", 0)):
+        built = FedBR(head=kind).build(nn.Module(), facts)
+        assert sum(p.numel() for p in built.parameters()) == count
 
 
 # -- the game ----------------------------------------------------------------------------------
@@ -99,7 +104,9 @@ def losses_at(trip, work, phase: Phase, x, y) -> float:
     return total
 
 
-def test_a_step_up_widens_the_gap_and_a_step_down_lowers_the_loss():
+@pytest.mark.parametrize("terms", [("*",), ("contrast",)])
+def test_a_step_up_widens_the_gap_and_a_step_down_lowers_the_loss(terms):
+    """The whole loss, or L_con where it stands alone."""
     run = start(quick(lam=0.3), ONE.replace(lr=1e-3))
     trip, work = trip_of(run)
     for _ in range(3):  # at the start, f and f_g are the same
@@ -107,7 +114,7 @@ def test_a_step_up_widens_the_gap_and_a_step_down_lowers_the_loss():
     x, y = trip._fetch(work)
     up, down = run.plan.phases
     dyn, dims = {**work.dyn, **trip._moment(work)}, work.dims["dyn"]
-    for phase, sign in ((up, 1), (down, -1)):
+    for phase, sign in ((up, 1), (replace(down, terms=terms), -1)):
         before = losses_at(trip, work, phase, x, y)
         old = {n: t.detach().clone() for n, t in work.params.items()}
         trip._apply(work, [(phase, trip._gradient(work, phase, x, y, dyn, dims, None))], None)
@@ -116,32 +123,69 @@ def test_a_step_up_widens_the_gap_and_a_step_down_lowers_the_loss():
         assert moved == {phase.name == UP}, "each phase moves its own tensors alone"
 
 
-def plain():
-    return ToyNet(dropout=0.0, norm=False)
-
-
-def test_the_gap_by_hand():
-    """No dropout, no norm: every piece of the term can be computed from outside."""
-    method = FedBR(size=7, mean_of=3, tau1=1.5, tau2=0.5)
+@pytest.mark.parametrize(
+    ("options", "norm"),
+    [
+        ({"size": 7, "tau1": 1.5, "tau2": 0.5}, False),  # of 7 and a batch of 5, 5 are paired
+        ({"size": 3}, True),  # of 3 and 5, 3; f_g normalises by the batch
+        ({"size": 5, "head": "released", "temperature": "divide", "tau1": 0.7}, False),
+        ({"size": 5, "head": "none", "tau2": 0.0}, True),
+        ({"size": 7, "head": "none", "temperature": "divide"}, False),
+    ],
+)
+def test_the_gap_by_hand(options, norm):
+    """No dropout: every piece of the term can be computed from outside."""
+    method = FedBR(mean_of=3, **options)
     run = fs.Run(
-        federation(), method, ONE, plain, dtype="float64", device="cpu", engine="loop", workers=1
+        federation(),
+        method,
+        ONE,
+        lambda: ToyNet(dropout=0.0, norm=norm),
+        dtype="float64",
+        device="cpu",
+        engine="loop",
+        workers=1,
     )
     trip, work = trip_of(run)
-    received = {n: t.detach().clone() for n, t in work.params.items()}
+    received = copy.deepcopy(run.plan.model).train()
     trip.step(work, 0, masked=False)
     x, y = trip._fetch(work)
-    pool = work.dyn["fixed"]["fedbr/pseudo"][:5]  # a batch has 5: the first 5 of 7 are paired
-    net = run.plan.model
+    pool = work.dyn["fixed"]["fedbr/pseudo"]
+    rows = min(5, method.size)
+    trained = copy.deepcopy(run.plan.model).train()
+    head = getattr(trained, HEAD, nn.Identity())
     with torch.no_grad():
-        e1, e3 = net.fedbr_projector(net.features(pool)), net.fedbr_projector(net.features(x))
-        features = {n: t for n, t in received.items() if not n.startswith(HEAD)}
-        before = plain().double()
-        before.load_state_dict({n: features[n] for n in before.state_dict()})
-        e2 = net.fedbr_projector(before.features(pool))
-    s1 = 1.5 * F.cosine_similarity(e1, e2)
-    s2 = 0.5 * F.cosine_similarity(e1, e3)
-    expected = -torch.log(s1.exp() / (s1.exp() + s2.exp())).mean().item()
-    assert losses_at(trip, work, run.plan.phases[0], x, y) == pytest.approx(expected, abs=1e-12)
+        e1, e2, e3 = (
+            head(z[:rows])
+            for z in (trained.features(pool), received.features(pool), trained.features(x))
+        )
+    by = (lambda s, tau: s * tau) if method.temperature == "multiply" else (lambda s, tau: s / tau)
+    f1 = by(F.cosine_similarity(e1, e2), method.tau1).exp()
+    f2 = by(F.cosine_similarity(e1, e3), method.tau2).exp()
+    expected = -torch.log(f1 / (f1 + f2)).mean().item()
+    down = run.plan.phases[-1]
+    found = losses_at(trip, work, replace(down, terms=("contrast",)), x, y)
+    assert found == pytest.approx(method.mu * expected, abs=1e-12)
+    if method.head != "none":
+        up = run.plan.phases[0]
+        assert losses_at(trip, work, up, x, y) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_received_extractor_drops_nothing_out():
+    run = start(quick(), ONE)  # ToyNet drops out and normalises
+    trip, work = trip_of(run)
+    model = copy.deepcopy(run.plan.model).eval()
+    model.conv.train()
+    with torch.no_grad():
+        plain = model.features(work.dyn["fixed"]["fedbr/pseudo"])
+    assert torch.equal(work.dyn["fixed"]["fedbr/received"], plain)
+    before = {n: t.clone() for n, t in work.buffers.items()}
+    trip._modes(("model",), force=True)
+    with torch.no_grad():
+        fs.net.Net(run.plan.model).at(work.dyn["initial"], by_batch=True).features(
+            plain.new_ones(4, 1, 6, 6)
+        )
+    assert all(torch.equal(t, before[n]) for n, t in work.buffers.items()), "a look leaves no trace"
 
 
 # -- pseudo-data: what they are, and what they cost ---------------------------------------------
@@ -164,6 +208,11 @@ def test_pseudo_data_are_made_of_everybodys_samples_and_cost_their_bytes_once():
     assert (
         run.method.content("fedbr/pseudo") == run.method.content("fedbr/means") == "averaged data"
     )
+
+
+def test_the_head_is_not_asked_for_predictions():
+    used = start(quick()).plan.used
+    assert used and not any(n.startswith(HEAD) for n in used)
 
 
 def test_pseudo_data_of_every_round():
@@ -299,6 +348,35 @@ def test_every_switch_changes_the_model(tmp_path):
             assert not torch.allclose(a, heads[j], atol=1e-9), (variants[i], variants[j])
 
 
+@pytest.mark.parametrize(
+    ("change", "ratios"),
+    [
+        ({"mu": 0.0}, {"undecided": 1}),  # component 1
+        ({"lam": 0.0}, {"contrast": 1, "gap": 1}),  # component 2
+        ({"lam": 0.0, "max_step": False}, {"contrast": 1}),  # component 2 without its max step
+        ({"max_step": False}, {"contrast": 1, "undecided": 1}),  # component 1 and the min step
+        ({"mu": 2.0}, {"contrast": 4, "undecided": 1, "gap": 1}),
+        ({"lam": 0.1}, {"contrast": 1, "undecided": 0.1, "gap": 1}),
+        ({"pseudo_mode": "apart"}, {"contrast": 1, "undecided": 1, "gap": 1}),
+    ],
+)
+def test_a_switch_changes_what_it_says_and_nothing_else(change, ratios):
+    """Terms of one first step, where model and pseudo-data are still the same."""
+    still = ONE.replace(steps=1, lr=1e-15)
+    one, two = (start(quick(**c), still).play().lines[-1]["loss"] for c in ({}, change))
+    assert set(two) == {"task", *ratios}
+    for term, ratio in {"task": 1, **ratios}.items():
+        assert two[term] == pytest.approx(ratio * one[term], rel=1e-9), term
+
+
+def test_without_both_components_it_is_fedavg_whatever_else_is_set(tmp_path):
+    plain = model(start(fs.methods.FedAvg(), SHORT).play())
+    path = proxies(tmp_path / "p.npz")
+    for rest in ({"every": "round"}, {"source": "mixture", "proxy": path}, {"size": 1}):
+        found = model(start(FedBR(mu=0.0, lam=0.0, **rest), SHORT).play())
+        assert largest_difference(found, plain) == 0.0
+
+
 def test_components_leave_out_what_they_do_not_need():
     one, two = start(quick(mu=0.0)), start(quick(lam=0.0))
     assert one.plan.phases == (Phase(),) and not any(HEAD in n for n in model(one))
@@ -337,13 +415,81 @@ def test_nothing_is_divided_by_zero():
         FedBR(tau2=0.0, temperature="divide")
 
 
+# -- clients as they come ----------------------------------------------------------------------
+
+
+def test_one_pseudo_datum_is_nothing_to_normalise():
+    with pytest.raises(BadModel, match=r"fedbr\.size is 1"):
+        start(quick(size=1))
+    run = fs.Run(
+        federation((17, 1, 12)),
+        quick(size=1),
+        SHORT.replace(batch=1),
+        lambda: ToyNet(norm=False),
+        device="cpu",
+        engine="loop",
+        workers=1,
+        warn=lambda message: None,
+    ).play()
+    assert all(torch.isfinite(t).all() for t in model(run).values())
+
+
+def one_class_each() -> Federation:
+    """Clients of one class each, of uneven size; nobody has the third class."""
+    clients = []
+    for name, label, n in (("a", 0, 14), ("b", 1, 6), ("c", 0, 9)):
+        x, y = samples(60, keys.fold(2, name)).x, torch.arange(60) % CLASSES
+        mine = Samples(x[y == label][:n], y[y == label][:n])
+        clients.append(Client(name, mine, mine, samples(9, keys.fold(3, name))))
+    return Federation("apart", tuple(clients), tuple("xyz"))
+
+
+@pytest.mark.parametrize("every", ["once", "round"])
+@pytest.mark.parametrize("participation", [1.0, 2])
+def test_clients_of_one_class_and_uneven_size(every, participation):
+    protocol = PROTOCOL.replace(participation=participation, weights="samples")
+    runs = [
+        start(quick(every=every), protocol, one_class_each(), engine=e).play()
+        for e in ("loop", "stacked")
+    ]
+    assert largest_difference(*map(state, runs)) < 1e-9
+    assert all(torch.isfinite(t).all() for t in state(runs[0]).values())
+
+
+@pytest.mark.parametrize("other", ["", "fedcm"])
+def test_resumed_with_pseudo_data_on_their_way(other, tmp_path):
+    """Cut where the server holds the next round's pseudo-data: equal bits in the end."""
+
+    def method():
+        return quick(every="round") + fs.methods.make(other) if other else quick(every="round")
+
+    class Stop(Exception):
+        pass
+
+    def stop(run, line):
+        if line["stage"] == "train":
+            raise Stop
+
+    protocol = PROTOCOL.replace(participation=2, momentum=0.5, reset_optimizer=False)
+    whole = start(method(), protocol, out=tmp_path / "whole").play()
+    with pytest.raises(Stop):
+        start(method(), protocol, out=tmp_path / "cut").play(stop)
+    again = fs.Run.resume(
+        tmp_path / "cut", federation(), ToyNet, method=method(), warn=lambda message: None
+    )
+    assert again.progress.done == 1
+    assert tree.digest(state(again.play())) == tree.digest(state(whole))
+
+
 # -- compositions ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("other", ["mixup", "fedprox", "fedbn", "scaffold"])
+@pytest.mark.parametrize(
+    "other", ["mixup", "fedprox", "fedcm", "feddecorr", "fedntd", "fedbn", "scaffold"]
+)
 def test_compositions_agree_on_both_engines(other):
     method = quick() + fs.methods.make(other)
-    protocol = SHORT.replace(rounds=2)
+    protocol = PROTOCOL.replace(participation=2)
     loop = start(method, protocol).play()
     stacked = start(method, protocol, engine="stacked").play()
     assert stacked.engine_name == "stacked"
@@ -358,9 +504,11 @@ def test_switches_agree_on_both_engines(tmp_path):
     path = proxies(tmp_path / "p.npz")
     for change in (
         {"source": "mixture", "proxy": path, "every": "round"},
+        {"source": "mixture", "proxy": path, "mix": 0, "max_step": False},
         {"head": "none", "donors": "samples", "pseudo_mode": "apart"},
+        {"head": "released", "donors": "uniform", "every": "round"},
     ):
-        protocol = SHORT.replace(rounds=2, participation=2, weights="samples")
+        protocol = PROTOCOL.replace(participation=2, weights="samples")
         runs = [start(quick(**change), protocol, engine=e).play() for e in ("loop", "stacked")]
         assert largest_difference(*map(state, runs)) < 1e-9
 

@@ -1,5 +1,7 @@
 """Means of samples: what they are made of, whose they are, and how they blend."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from fedshift import keys
 from fedshift.batches import Pool, View
 from fedshift.data.augment import Pipeline
 from fedshift.federation import Samples
+from fedshift.method import Uploads
 from fedshift.parts import pseudo
 
 KEY = keys.as_tensor(3)
@@ -74,6 +77,34 @@ def test_donors_by_weight():
         pseudo.pooled(sent, KEY, 900, torch.tensor([2.0, 0.0, 1.0])), minlength=3
     )
     assert taken[1] == 0 and 540 < taken[0] < 660  # 600, sd 14
+
+
+@pytest.mark.parametrize("donors", pseudo.DONORS)
+def test_the_order_of_those_who_sent_does_not_matter(donors):
+    sent = torch.arange(12.0).reshape(3, 4, 1)
+    samples = torch.tensor([1.0, 8.0, 1.0])
+
+    def drawn(*order: int) -> list[float]:
+        at = torch.tensor(order)
+        names = tuple("abc"[k] for k in order)
+        up = Uploads(names, samples[at], samples[at], {}, {"m": sent[at]}, {}, 3, 0)
+        return pseudo.collected(up, "m", KEY, 10, donors).flatten().tolist()
+
+    found = drawn(0, 1, 2)
+    assert found == drawn(2, 0, 1)
+    of_b = sum(4 <= v < 8 for v in found)
+    assert of_b >= 6 if donors == "samples" else of_b <= 5
+
+
+def test_means_keep_their_precision_under_autocast():
+    values = torch.arange(7, dtype=torch.float32) + 0.123456
+    plain = means(view(values), 7, 9, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        shape = torch.float32
+        found = pseudo.means_of(
+            replace(view(values), dtype=shape), torch.tensor(7), (1, 2), KEY, 9, 3, shape
+        )
+    assert torch.allclose(found.double(), plain, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Pseudo-data: means of several samples, which stand for data that must not be shown.
 
-A client makes means of its own samples (`means_of`), the server draws from what came
-(`pooled`), or makes means of public data (`means_at`); `mixed` blends them with a client's batch.
+A client makes means of its own samples (`means_of`), the server draws from what came (`collected`,
+`pooled`), or makes means of public data (`means_at`); `mixed` blends them with a client's batch.
 """
 
 from __future__ import annotations
@@ -10,8 +10,40 @@ import torch
 from torch import Tensor
 
 from fedshift import keys
-from fedshift.method import Data
+from fedshift.data.in_memory import inputs
+from fedshift.errors import BadData
+from fedshift.method import Data, Uploads
 from fedshift.tree import Tree
+
+# whose data the means are of: of everybody's alike, or of clients drawn, alike or by their samples
+DONORS = ("even", "uniform", "samples")
+
+
+def check_public(path: str, shape: tuple[int, ...]) -> None:
+    """Refuse an .npz file whose inputs do not have the shape of the clients' samples."""
+    found = tuple(inputs(path).shape[1:])
+    if found != shape:
+        raise BadData(
+            f"{path} holds samples of shape {found}, and the clients' have {shape}: resize them to "
+            "one shape"
+        )
+
+
+def quota(count: int, givers: int, donors: str) -> int:
+    """How many means each of so many clients sends, where `count` are to be drawn from them.
+
+    >>> quota(32, 10, "even"), quota(32, 10, "uniform")  # one client might be drawn every time
+    (4, 32)
+    """
+    return -(-count // givers) if donors == "even" else count
+
+
+def collected(uploads: Uploads, name: str, key: Tensor, count: int, donors: str) -> Tensor:
+    """Draw some of the means that clients sent under a name; their order does not matter."""
+    order = sorted(range(len(uploads.clients)), key=uploads.clients.__getitem__)
+    means, samples = uploads.extras[name][order], uploads.samples[order]
+    weights = {"even": None, "uniform": torch.ones_like(samples), "samples": samples}
+    return pooled(means, key, count, weights[donors])
 
 
 def means_of(
@@ -39,7 +71,9 @@ def means_of(
     def add(acc: Tree, x: Tensor, y: Tensor, mask: Tensor) -> Tree:
         here = acc["at"] + torch.arange(len(x), device=x.device)
         times = (draws[..., None] == here).sum(dim=1).to(x.dtype)  # [count, B]
-        return {"sum": acc["sum"] + times @ x.flatten(1), "at": acc["at"] + len(x)}
+        with torch.autocast(x.device.type, enabled=False):  # a sum, not a layer of a network
+            total = times @ x.flatten(1)
+        return {"sum": acc["sum"] + total, "at": acc["at"] + len(x)}
 
     start = {
         "sum": torch.zeros((count, *shape), dtype=dtype, device=key.device).flatten(1),
