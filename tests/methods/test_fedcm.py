@@ -71,6 +71,13 @@ def test_the_rate_that_was_used_divides():
     assert delta["body.weight"].item() == pytest.approx((before - after) / (0.05 * 5), abs=1e-12)
 
 
+def test_a_rate_of_zero_moves_nobody():
+    still = run(FedCM(alpha=0.5), "loop", 2, schedule="exponential", decay=0.0)
+    assert w(still) == w(run(FedCM(alpha=0.5), "loop", 1))
+    delta = still.progress.server.methods["fedcm"].tensors
+    assert not any(d.any() for d in delta.values()), "no way, no direction"
+
+
 def test_server_rate():
     at, faster = w(run(FedCM(alpha=0.5), "loop")), w(run(FedCM(alpha=0.5, lr=1.5), "loop"))
     assert faster == pytest.approx(1.5 * at, abs=1e-12)

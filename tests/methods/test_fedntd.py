@@ -12,7 +12,6 @@ import torch
 
 import fedshift as fs
 from fedshift import methods
-from fedshift.methods.fedbr import FedBR
 from fedshift.methods.fedntd import FedNTD, not_true
 from tests.methods.quadratic import ENGINES
 from tests.methods.test_battery import PROTOCOL, start, state
@@ -119,9 +118,18 @@ def test_a_teacher_in_training_mode_normalises_by_the_batch():
     assert runs[0].progress.server.model[moved] == plain.progress.server.model[moved] == 1
 
 
-@pytest.mark.parametrize("other", ["fedbr", "mixup", "fedbn"])
+def test_precision_where_networks_compute_in_bfloat16():
+    ours, theirs = torch.randn(2, 16, 5, generator=torch.Generator().manual_seed(0)).bfloat16()
+    y = torch.arange(16) % 5
+    with torch.autocast("cpu", torch.bfloat16):
+        found = not_true(ours, theirs, y, 2.0)
+    exact = not_true(ours.double(), theirs.double(), y, 2.0)
+    assert found.item() == pytest.approx(exact.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("other", ["mixup", "fedbn"])
 def test_compositions_agree_on_both_engines(other):
-    beside = FedBR(size=6) if other == "fedbr" else methods.make(other)
+    beside = methods.make(other)
     runs = [start(beside + FedNTD(), SHORT, engine=e).play() for e in ENGINES]
     assert largest_difference(*map(state, runs)) < 1e-9
     alone = start(beside, SHORT).play()

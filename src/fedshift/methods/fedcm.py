@@ -1,39 +1,40 @@
-"""FedCM (Xu et al., 2021): every local step carries on in the direction all clients last went.
-
-## The idea
+"""# FedCM: client-level momentum
 
 Momentum is kept at the server and spent at the clients. The server turns the last round into one
 direction, the mean step that clients took; in the next round every client mixes it into each of its
-gradients. Few clients of a round then still move as all of them would.
+gradients. So the few clients of a round still move as all of them would. The paper is Xu, Wang,
+Wang and Yao, FedCM: Federated Learning with Client-level Momentum, 2021.
 
 ## The step
 
 With the gradient g, and Delta from the server (0 at first):
 
     local:  w <- w - eta (alpha g + (1 - alpha) Delta)
-    server: Delta = mean_k (w_t - w_k) / (eta_k T_k),  w <- w_t + eta_g mean_k (w_k - w_t)
+    server: Delta = mean_k (w_t - w_k) / (eta T_k),  w <- w_t + eta_g mean_k (w_k - w_t)
 
-where client k took T_k steps of rate eta_k. Trained, shared parameters have a direction, those of
-attached networks too; buffers and what a client keeps have none.
+where client k took T_k steps. Every parameter that is trained and shared has a direction, also
+those of attached networks (FedBR's head); buffers and what a client keeps have none.
 
 ## When to use it
 
-When few of many clients take part in a round, or their labels differ much. `alpha=1` is FedAvg.
-Small alpha gives smooth, slow rounds.
+When few of many clients take part in a round, or their labels differ much. Small alpha makes rounds
+smooth and slow; `alpha=1` is FedAvg.
 
 ## What crosses the wire
 
 Down: Delta, as large as the trained parameters, so that the way down doubles. Up: one number, the
 length of the client's way (rate times steps).
 
-## Differences from released codes
+## Differences from the released code
 
-* The paper's first round, with Delta = 0, takes steps of alpha times the rate. `cold="plain"` takes
-  full steps as long as there is no direction, as FedBR's code for FedCM does.
-* Codes divide by a number of steps that is common to all clients; here each client's way is divided
-  by its own, which is the same where they are equal.
-* Under local momentum, clipping or Adam, Delta is made of the steps that were taken, no longer of
-  gradients.
+- In the paper's first round Delta is 0, so steps are alpha times as long as later.
+  `cold="plain"` takes full steps until there is a direction, as FedBR's code for FedCM does. (That
+  code also always mixes samples: `fedcm+mixup`.)
+- Codes divide by one number of steps for all clients; here each client's way is divided by its own.
+  Where all take equally many, it is the same.
+- With local momentum, clipping or Adam, Delta is the mean of the steps that were taken, no longer
+  of gradients. Networks that another method trains at a rate of its own (FRAug) get a Delta that is
+  off by the ratio of that rate to the protocol's.
 """
 
 from __future__ import annotations
@@ -102,8 +103,9 @@ class FedCM(Method):
         before = under("old", server.tensors)
         if not before:  # nobody has trained in this round
             return new, server
-        share = uploads.weights / uploads.extras["way"].squeeze(1)
-        way = {n: old - uploads.model[n] for n, old in before.items()}
+        way = uploads.extras["way"].squeeze(1)
+        share = torch.where(way > 0, uploads.weights / way, 0.0)  # at a rate of 0 nobody moved
+        went = {n: old - uploads.model[n] for n, old in before.items()}
         return new, State(
-            {n: torch.tensordot(share.to(d.dtype), d, dims=1) for n, d in way.items()}, {"warm": 1}
+            {n: torch.tensordot(share.to(d.dtype), d, dims=1) for n, d in went.items()}, {"warm": 1}
         )

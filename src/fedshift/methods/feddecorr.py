@@ -1,35 +1,34 @@
-"""FedDecorr (Shi et al., ICLR 2023): keep a client's features from collapsing to few directions.
+"""# FedDecorr: features that do not collapse
 
-## The idea
-
-Clients whose labels differ learn features that correlate strongly, so that few directions carry
-everything, and the mean of such models inherits it. Each client therefore adds a penalty on the
-correlations between features within its batch.
+Clients whose labels differ learn features that correlate strongly: few directions carry everything,
+and the mean of such models inherits it. So each client adds a penalty on the correlations between
+the features of its batch. The paper is Shi, Liang, Zhang, Tan and Bai, Towards Understanding and
+Mitigating Dimensional Collapse in Heterogeneous Federated Learning, ICLR 2023.
 
 ## The loss
 
-With a batch of B features in D dimensions, each standardised over the batch to z:
+With the features of B samples in D dimensions, each dimension standardised over the batch, as z:
 
     CE + beta L_dec,   L_dec = mean over i != j of (z^T z)_ij^2 / B      (`form="official"`)
 
 ## When to use it
 
-On top of any method, when labels are skewed; the authors combine it with FedAvg, FedProx and MOON.
-Needs batches of two or more (of one, the term is 0). Costs B D^2 products a step.
+On top of any method, when labels are skewed. It needs batches of two or more (of one, the term is
+0), and costs a product of B D^2 a step.
 
 ## What crosses the wire
 
 Nothing beside the model.
 
-## Differences from released codes
+## Differences from the released code
 
-Three scalings of the penalty are about, and beta does not carry over between them:
+None in the default. Three scalings are about, and beta does not carry over from one to another:
 
-* "official", the authors' code, as above;
-* "paper", the printed mean over all D^2 entries of the squared correlation matrix, in which the
+- `form="official"`, the authors' code, is the one above;
+- `form="paper"` is the printed mean over all D^2 entries of the squared correlation matrix, whose
   diagonal adds a constant 1/D;
-* "fedbr", FedBR's code: the mean over all D^2 entries of (z^T z / B)^2, with 1e-4 added to standard
-  deviations; about B times smaller than the authors'.
+- `form="fedbr"`, FedBR's code, is the mean over all D^2 entries of (z^T z / B)^2, with 1e-4 added
+  to standard deviations: about B times less than the official one.
 """
 
 from __future__ import annotations
@@ -81,6 +80,7 @@ def decorrelation(features: Tensor, form: str = "official") -> Tensor:
     2.25
     """
     z = features.flatten(1)
+    z = z.to(torch.promote_types(z.dtype, torch.float32))
     samples, width = z.shape
     if samples < 2:
         return (z * 0.0).sum()
@@ -100,4 +100,5 @@ def decorrelation(features: Tensor, form: str = "official") -> Tensor:
 
 
 def _gram(z: Tensor) -> Tensor:
-    return z.T @ z
+    with torch.autocast(z.device.type, enabled=False):  # a sum, not a layer of a network
+        return z.T @ z

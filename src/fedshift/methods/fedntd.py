@@ -1,34 +1,36 @@
-"""FedNTD (Lee et al., NeurIPS 2022): distil the received model on all classes but the true one.
+"""# FedNTD: distillation of the classes that are not true
 
-## The idea
-
-A client forgets what it has no samples of. The received model still knows, and what it knows shows
-in how it ranks the classes that are *not* the label. A client distils exactly that, and leaves the
-true class to cross-entropy.
+A client forgets what it has no samples of. The received model still knows it, and shows it in how
+it ranks the classes that are *not* the label. A client distils exactly that, and leaves the true
+class to cross-entropy. The paper is Lee, Jeong, Shin, Bae and Yun, Preservation of the Global
+Knowledge by Not-True Distillation in Federated Learning, NeurIPS 2022.
 
 ## The loss
 
-With q and q_g, the softmax at temperature tau over the C - 1 logits that are left without the true
-class, of the trained and of the received model (frozen, in evaluation mode):
+With q and q_g, the softmaxes at temperature tau over the C - 1 logits that are left without the
+true class, of the trained model and of the received one (frozen, in evaluation mode):
 
     CE + beta tau^2 KL(q_g || q)
 
 ## When to use it
 
-When clients lack classes. Needs three classes or more (of two, one is left, and the term is 0).
-Costs one more forward pass a step.
+When clients lack classes. It needs three classes or more (of two, one is left, and the term is 0),
+and costs one more forward pass a step.
 
 ## What crosses the wire
 
 Nothing beside the model.
 
-## Differences from released codes
+## Differences from the released code
 
-The loss is that of the authors' code, whose teacher is in evaluation mode. In FedBR's code for it,
-the teacher stays in training mode and normalises by the batch: `teacher="train"`. That matters
-where there is batch norm and clients look different: received statistics then fit nobody.
-Soft labels, as Mixup makes them, have no one true class: the one of the largest weight is taken for
-it (FedBR's code switches Mixup off).
+None in the default. FedBR's code for it differs in two points:
+
+- Its teacher stays in training mode and normalises by the batch: `teacher="train"`. That matters
+  where there is batch norm and clients look different, since received statistics then fit nobody.
+- It takes the mean over the C - 1 classes too: divide beta by C - 1.
+
+Soft labels, as Mixup makes them, have no one true class; here it is the one of the largest weight
+(FedBR's code leaves Mixup out).
 """
 
 from __future__ import annotations
@@ -87,7 +89,8 @@ def not_true(logits: Tensor, teacher: Tensor, y: Tensor, tau: float) -> Tensor:
     label = y.argmax(dim=1) if y.is_floating_point() else y
     classes = torch.arange(logits.shape[1], device=logits.device)
     true = label.unsqueeze(1) == classes.reshape(-1, *[1] * (logits.dim() - 2))
-    ours, theirs = (_rest(t / tau, true) for t in (logits, teacher))
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    ours, theirs = (_rest(t.to(wide) / tau, true) for t in (logits, teacher))
     each = theirs.exp() * (theirs - ours)
     return tau**2 * each.masked_fill(true, 0.0).sum(dim=1).mean()
 

@@ -1,7 +1,30 @@
-"""Mixup (Zhang et al., ICLR 2018): train on convex mixtures of samples and of their labels.
+"""# Mixup: mixed samples with mixed labels
 
-x' = lam x + (1 - lam) x[perm], y' likewise, one lam ~ Beta(alpha, alpha) and one permutation per
-batch. Cross-entropy is linear in the labels, so the loss is lam CE(y) + (1 - lam) CE(y[perm]).
+Each client trains on convex mixtures of its own samples and of their labels, which makes a network
+less sure between classes. The paper is Zhang, Cisse, Dauphin and Lopez-Paz, mixup: Beyond Empirical
+Risk Minimization, ICLR 2018.
+
+## The loss
+
+With one lam ~ Beta(alpha, alpha) and one permutation of the batch in each step,
+
+    x' = lam x + (1 - lam) x[perm],   y' = lam y + (1 - lam) y[perm]
+
+and the task's loss on (x', y'). Cross-entropy is linear in the labels, so that is
+lam CE(y) + (1 - lam) CE(y[perm]).
+
+## When to use it
+
+With any method, for classification and segmentation (masks are mixed too). Methods that look at
+labels get soft ones. It costs nothing to speak of. `alpha=0` is off.
+
+## What crosses the wire
+
+Nothing beside the model.
+
+## Differences from the released code
+
+None.
 """
 
 from __future__ import annotations
