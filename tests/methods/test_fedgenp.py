@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import fedshift as fs
 from fedshift import keys
+from fedshift.engines import choice
 from fedshift.errors import BadModel
 from fedshift.evaluate import logits
 from fedshift.federation import Client, Facts
@@ -450,6 +451,17 @@ def test_statistics_that_stay_with_the_client():
     tensors = {**run.progress.server.model, **under("model", kept)}
     guess = logits(run.plan, tensors, test.x).argmax(1)
     assert run.lines[-4]["test"] == pytest.approx((guess == test.y).double().mean())
+
+
+def test_counts_go_up_only_where_they_are_asked_for():
+    for values, sent in (({"label_weights": "counts"}, ["fedgenp/counts"]), ({}, [])):
+        run = start(small(**values), engine="stacked")
+        jobs = run._jobs(run.stages[0], run.progress)
+        result = choice.start(run.plan, run.federation, "stacked", 0).play(jobs)
+        assert list(result.extras) == sent
+        for row, client in enumerate(run.federation.clients if sent else ()):
+            counts = torch.bincount(client.train.y, minlength=CLASSES) + 1
+            assert result.extras["fedgenp/counts"][row].tolist() == counts.tolist()
 
 
 def test_a_federation_that_lacks_a_class():

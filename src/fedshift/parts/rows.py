@@ -48,7 +48,8 @@ def keys_of(key: int, purpose: str, clients: Iterable[str]) -> Tensor:
 
 def take(stacked: Mapping[str, Tensor], at: Sequence[int]) -> Tree:
     """Some rows of stacked tensors, in the order asked for."""
-    return {name: t[list(at)] for name, t in stacked.items()}
+    index = _index(stacked, at)
+    return {name: t.index_select(0, index) for name, t in stacked.items()}
 
 
 def put(stacked: Mapping[str, Tensor], at: Sequence[int], new: Mapping[str, Tensor]) -> Tree:
@@ -59,8 +60,11 @@ def put(stacked: Mapping[str, Tensor], at: Sequence[int], new: Mapping[str, Tens
             [0.],
             [5.]])}
     """
-    changed = {}
-    for name, tensor in stacked.items():
-        changed[name] = tensor.clone()
-        changed[name][list(at)] = new[name]
-    return changed
+    index = _index(stacked, at)
+    return {name: t.index_copy(0, index, new[name]) for name, t in stacked.items()}
+
+
+def _index(stacked: Mapping[str, Tensor], at: Sequence[int]) -> Tensor:
+    """Places as one tensor, which goes to the device once for all names."""
+    device = next((t.device for t in stacked.values()), None)
+    return torch.tensor(list(at), dtype=torch.int64, device=device)
