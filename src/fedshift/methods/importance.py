@@ -1,41 +1,48 @@
-"""Importance-weighted aggregation: every scalar parameter is averaged with weights of its own.
+"""# Importance: every scalar parameter is averaged with weights of its own
 
-## The idea
-
-A client's training data do not touch all of a network alike. A parameter that hardly moves the
-output of client A's model, but strongly that of client B, should be taken from B. So each client
-measures how much every scalar matters for the output of its trained model, and the server's mean
-uses these importances as weights, scalar by scalar. It goes with any method of the client's side:
-`importance+fedprox`, `fedbn+importance`.
+A client's training data do not touch all of a network alike. A scalar that hardly moves the output
+of client A's model, but strongly that of client B's, should be taken from B. So each client
+measures how much every scalar matters for the output of its trained model, and the server weights
+each scalar's mean by that. It goes with any method of the client's side: `importance+fedprox`,
+`fedbn+importance`. The papers are Federated Domain Generalization with Latent Space Inversion,
+ICDM 2025, whose aggregation this is, and Aljundi et al., Memory Aware Synapses, ECCV 2018.
 
 ## The loss
 
-None of its own. After the local steps, with F the logits in eval mode and the samples in batches:
+None of its own. After the local steps one pass over the data, with F the logits in eval mode and
+the samples in groups of 32, gives
 
-    omega_j = 1/n  sum_batches | d (sum_{x in batch} ||F(x)||^2) / d theta_j |
+    omega_j = 1/n  sum_groups | d (sum_{x in group} |F(x)|^2) / d theta_j |
+
+and the server, over clients k,
+
     theta_j = sum_k (omega_kj / sum_i omega_ij) theta_kj
 
-Where no client's output depends on a parameter (0/0), and for what is not trained (running
-statistics), the protocol's weights hold.
+Where all omega_kj are 0, and for what is not trained (running statistics), the protocol's weights
+hold.
 
 ## When to use it
 
 Where clients differ in their inputs and the model has capacity to spare. Importances follow the
-scale of a client's logits: a client whose model is very sure of itself weighs more everywhere.
+scale of a client's logits: a client whose model is very sure of itself weighs more everywhere. The
+pass costs about one local epoch; with `group=1`, a gradient for every sample, several.
 
 ## What crosses the wire
 
 Up: the importances, as large as the trained, shared parameters, looked at one by one. Down: nothing
-more. The ratio needs two sums over clients only, but the parameters themselves go up too.
+more. The ratio needs two sums over clients only, but here parameters and importances both go up.
 
 ## Differences from the released code
 
-The paper divides the mean by the number of clients once more (Eq. 18), which would shrink every
-parameter; neither its code nor this method does. The paper judges the encoder by its features, by
-the norm and not its square, and takes no absolute value; the code takes the squared norm of the
-logits for all parameters and the absolute value of a batch's gradient. Defaults are the code's;
-`encoder="features"`, `norm="plain"` and `group=1` are the paper's, with the absolute value without
-which weights could be negative. Groups are shuffled in the code, here in the order of the data.
+- The defaults are the code's. It shuffles the groups; here they are in the order of the data.
+- Its function that normalises importances was not released; the formula above is the paper's.
+- The paper divides the mean by the number of clients once more (Eq. 18), which would shrink every
+  parameter. Neither its code nor this method does.
+- The paper judges the encoder by its features, by the norm and not its square, sample by sample,
+  and takes no absolute value: `encoder="features"`, `norm="plain"`, `group=1`. The absolute value
+  stays, as weights could be negative without it.
+- Buffers and scalars that are important to nobody are weighted by numbers of samples in the code:
+  `weights="samples"` of the protocol.
 """
 
 from __future__ import annotations
