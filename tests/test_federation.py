@@ -43,7 +43,7 @@ X, Y = FED["b"].train.x, FED["b"].train.y
     [
         ({"x": X[:0], "y": Y[:0]}, "client 'b' of 'toy' has no training data: give it some"),
         ({"x": X[:5]}, r"client 'b' of 'toy' \(train\) has 5 samples but 6 labels"),
-        ({"x": X[..., :5]}, r"\(1, 6, 5\), but client 'a' has \(1, 6, 6\): resize"),
+        ({"x": X[..., :5]}, r"\(1, 6, 5\), but those that 'a' trains on have \(1, 6, 6\): resize"),
         (
             {"x": X.index_fill(0, torch.tensor(5), torch.nan)},
             r"\(train\) holds NaN or infinite values",
@@ -53,6 +53,8 @@ X, Y = FED["b"].train.x, FED["b"].train.y
         ({"y": Y == 0}, "labels of type torch.bool"),
         ({"y": Y + 1}, "has a label 3, outside 0 to 2: the federation has 3 classes"),
         ({"y": Y - 1}, "has a label -1, outside 0 to 2"),
+        ({"x": (X * 255).byte()}, "samples of type torch.uint8, but .* torch.float64: give uint8"),
+        ({"y": Y[:, None].repeat(1, 3)}, r"shape \[6, 3\], not \[6\]: classification takes one"),
     ],
 )
 def test_data_that_cannot_be_learnt_from(changes, message):
@@ -66,7 +68,7 @@ def test_splits_are_checked_too():
         dataclasses.replace(FED, clients=(FED["a"], b))
 
 
-@pytest.mark.parametrize("name", ["", " a", "a/b", "a\\b", "..", ".a", "a\n"])
+@pytest.mark.parametrize("name", ["", " a", "a/b", "a\\b", "..", ".a", "a\n", "ä" * 101])
 def test_client_names_must_be_file_names(name):
     with pytest.raises(BadData, match="cannot be a file name: rename the client"):
         dataclasses.replace(FED, clients=(dataclasses.replace(FED["a"], name=name),))
@@ -75,6 +77,8 @@ def test_client_names_must_be_file_names(name):
 def test_two_clients_of_one_name_and_none():
     with pytest.raises(BadData, match="two clients named 'a': rename one"):
         dataclasses.replace(FED, clients=(FED["a"], FED["a"]))
+    with pytest.raises(BadData, match="two classes named 'x': rename one"):
+        dataclasses.replace(FED, classes=("x", "y", "x"))
     with pytest.raises(BadData, match="'toy' has no clients"):
         dataclasses.replace(FED, clients=(), scored=())
 

@@ -119,7 +119,7 @@ class Contest:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise BadRun(
                 f"'{out}' holds something already: choose another folder with --out, or continue "
-                f"a comparison that is in it with: fedshift compare --resume {out}"
+                f"a comparison that is in it with: {files.resuming(out, 'compare')}"
             )
         files.write_toml(out / CONFIG, self.config())
 

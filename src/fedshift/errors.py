@@ -20,7 +20,8 @@ class UnknownName(FedshiftError, KeyError):
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
         near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+        there = f"known are {', '.join(known)}" if known else "there are none to choose from"
+        hint = f"did you mean {' or '.join(near)}?" if near else there
         super().__init__(f"unknown {what} '{name}': {hint}")
 
     def __str__(self) -> str:  # KeyError would print the repr

@@ -7,6 +7,7 @@ Where data come from is in `fedshift.data`; how a batch is normalised and augmen
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from fedshift.data.augment import Pipeline
 from fedshift.errors import BadData, UnknownName
+
+_LONGEST = 200  # bytes of a client's name: files are called by it, and systems allow 255
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +33,14 @@ class Samples:
     def __len__(self) -> int:
         return len(self.x)
 
-    def take(self, index: Tensor) -> Samples:
-        """The samples at the given positions."""
-        return Samples(self.x[index], self.y[index])
     @property
     def elsewhere(self) -> bool:
         """Whether the samples lie on another machine: the tensors then have no content."""
         return self.x.is_meta
 
+    def take(self, index: Tensor) -> Samples:
+        """The samples at the given positions."""
+        return Samples(self.x[index], self.y[index])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +129,9 @@ class Federation:
             self[name]
         rest = tuple(c for c in self.clients if c.name not in gone)
         if not rest:
-            raise BadData(f"holding out {', '.join(sorted(gone))} leaves no client to train on")
+            raise BadData(
+                f"holding out {', '.join(sorted(gone))} leaves no client to train on: keep one"
+            )
         return dataclasses.replace(self, clients=rest, scored=(), source="")
 
     def pooled(self) -> Federation:
@@ -166,20 +171,15 @@ def finite(x: Tensor) -> bool:
 def check_federation(fed: Federation) -> None:
     """Refuse what cannot be learnt from, naming the client and the remedy."""
     if not fed.clients:
-        raise BadData(f"federation '{fed.name}' has no clients")
-    names = [c.name for c in fed.clients]
-    for name in names:
-        if names.count(name) > 1:
-            raise BadData(f"federation '{fed.name}' has two clients named '{name}': rename one")
-        if not name or name != name.strip() or any(c in name for c in "/\\\0\n") or name[0] == ".":
-            raise BadData(f"client name '{name}' cannot be a file name: rename the client")
+        raise BadData(f"federation '{fed.name}' has no clients: give it at least one")
+    _check_names(fed)
     moving = [type(op).__name__ for op in fed.pipeline.augment if op.moves_pixels]
     if fed.task == "segmentation" and moving:
         raise BadData(
             f"federation '{fed.name}' learns segmentation, but {', '.join(moving)} would move "
             "pixels and not their labels: leave it out of the pipeline"
         )
-    shape = tuple(fed.clients[0].train.x.shape[1:])
+    first = fed.clients[0].train.x
     for client in fed.clients:
         if len(client.train) == 0 and not client.train.elsewhere:
             raise BadData(
@@ -187,26 +187,47 @@ def check_federation(fed: Federation) -> None:
                 "give it some, or leave the client out"
             )
         for split in ("train", "val", "test"):
-            _check_samples(fed, client.name, split, getattr(client, split), shape)
+            _check_samples(fed, client.name, split, getattr(client, split), first)
 
 
-def _check_samples(
-    fed: Federation, name: str, split: str, s: Samples, shape: tuple[int, ...]
-) -> None:
+def _check_names(fed: Federation) -> None:
+    for what, names in (("clients", fed.names), ("classes", fed.classes)):
+        if len(set(names)) < len(names):
+            twice = next(n for n, count in Counter(names).items() if count > 1)
+            raise BadData(f"federation '{fed.name}' has two {what} named '{twice}': rename one")
+    for name in fed.names:
+        strange = not name or name != name.strip() or any(c in name for c in "/\\\0\n")
+        if strange or name[0] == "." or len(name.encode(errors="replace")) > _LONGEST:
+            raise BadData(f"client name '{name}' cannot be a file name: rename the client")
+
+
+def _check_samples(fed: Federation, name: str, split: str, s: Samples, first: Tensor) -> None:
     where = f"client '{name}' of '{fed.name}' ({split})"
     if len(s.x) != len(s.y):
-        raise BadData(f"{where} has {len(s.x)} samples but {len(s.y)} labels")
+        raise BadData(f"{where} has {len(s.x)} samples but {len(s.y)} labels: they must pair up")
     if len(s) == 0 or s.elsewhere:
         return
-    if tuple(s.x.shape[1:]) != shape:
+    other = f"but those that '{fed.clients[0].name}' trains on have"
+    if s.x.shape[1:] != first.shape[1:]:
         raise BadData(
-            f"{where} has samples of shape {tuple(s.x.shape[1:])}, but client "
-            f"'{fed.clients[0].name}' has {shape}: resize them to one shape"
+            f"{where} has samples of shape {tuple(s.x.shape[1:])}, {other} "
+            f"{tuple(first.shape[1:])}: resize them to one shape"
+        )
+    if s.x.is_floating_point() != first.is_floating_point():  # uint8 is scaled, floats are not
+        raise BadData(
+            f"{where} has samples of type {s.x.dtype}, {other} {first.dtype}: give uint8 (0 to "
+            "255) or floats for all"
         )
     if not finite(s.x):
         raise BadData(f"{where} holds NaN or infinite values: clean or drop those samples")
     if s.y.is_floating_point() or s.y.is_complex() or s.y.dtype == torch.bool:
         raise BadData(f"{where} has labels of type {s.y.dtype}: labels must be whole numbers")
+    wanted = (len(s), *s.x.shape[2:]) if fed.task == "segmentation" else (len(s),)
+    if tuple(s.y.shape) != wanted:
+        raise BadData(
+            f"{where} has labels of shape {list(s.y.shape)}, not {list(wanted)}: {fed.task} takes "
+            f"one whole number for each {'pixel' if len(wanted) > 1 else 'sample'}"
+        )
     low, high = int(s.y.min()), int(s.y.max())
     if low < 0 or high >= len(fed.classes):
         wrong = low if low < 0 else high

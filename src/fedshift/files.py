@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import tomllib
 import zlib
@@ -464,11 +465,20 @@ def _explanation(error: OSError, doing: str, path: Path) -> str:
             return f"{reason} while {doing} {path}; mend that and {_resume_hint(path)}"
 
 
+def resuming(folder: PathLike, command: str = "run") -> str:
+    """The command line that continues what a folder holds, ready to be pasted.
+
+    >>> resuming("my runs/a")
+    "fedshift run --resume 'my runs/a'"
+    """
+    return f"fedshift {command} --resume {shlex.quote(str(folder))}"
+
+
 def _resume_hint(path: Path) -> str:
     """How to go on: the run folder above a path is known by its config.toml."""
     for folder in path.parents:
         if (folder / "config.toml").is_file():
-            return f"resume with: fedshift run --resume {folder}"
+            return f"resume with: {resuming(folder)}"
     return "try again"
 
 

@@ -114,6 +114,8 @@ class Run:
         self._warned: list[str] = []
         if dtype not in plans.DTYPES:
             raise BadValue(f"dtype '{dtype}' is not known: choose {', '.join(plans.DTYPES)}")
+        if not 0 <= seed < 2**64:  # beyond, keys begin anew: two seeds would give one run
+            raise BadValue(f"seed is {seed}: give a whole number from 0 to 2**64 - 1")
         if checkpoint_every < 1:
             raise BadValue(f"checkpoint_every is {checkpoint_every}: give 1 or more rounds")
         self.unseen = tuple(federation[name] for name in self.hold_out)
@@ -149,10 +151,10 @@ class Run:
             self.plan, self.federation, engine, workers, chunk, self._rebuildable(), say
         )
         self.chunk = chunk
-        self.progress = self._beginning()
-        self._engine: Engine | None = None
         self._elsewhere = self.engine_name == "flower"
         self._check_elsewhere()
+        self.progress = self._beginning()
+        self._engine: Engine | None = None
         self._opened = False
 
     # -- playing -------------------------------------------------------------------------------
@@ -172,10 +174,10 @@ class Run:
                     self._engine = self._engine or self._start_engine()
                     line = self._round(began)
                     on_round(self, line)
-            self._finish()
-        except KeyboardInterrupt:
                 if self._elsewhere:
                     self._close()
+            self._finish()
+        except KeyboardInterrupt:
             raise Interrupted(self._save_interrupted()) from None
         finally:
             if self._engine is not None:
@@ -194,11 +196,11 @@ class Run:
         if stage.program == "tune" and now.round > 0:  # each goes on from what it tuned before
             sent = dict.fromkeys(sent, 0)
         came = dict.fromkeys(sent, aggregate.bytes_up(result))
-        good, left_out = self._sound(stage, now, result)
-        kept = {**now.kept, **dict(zip(good.clients, good.kept))}
         missing: dict[str, str] = {}
         if isinstance(result, Answers):
             sent, came, missing = result.sent, result.came, result.missing
+        good, left_out = self._sound(stage, now, result)
+        kept = {**now.kept, **dict(zip(good.clients, good.kept))}
         server = now.server
         if stage.program != "tune":
             key = keys.fold(self.seed, "server", stage.name, now.round)
@@ -238,9 +240,9 @@ class Run:
             best=self._best(now.best, found[-1], server, kept, scored and not late),
             metrics=self._metrics_size(),
             seconds=time.monotonic() - began,
+            pending=tuple(found) if late else (),
         )
         self.progress = checkpoint.ordered(after)
-            pending=tuple(found) if late else (),
         ended = self.progress.stage == len(self.stages)
         if ended or done % self.checkpoint_every == 0:
             self.save()
@@ -305,8 +307,6 @@ class Run:
         """Tell the user, and the report (with the line of the round)."""
         self._warned.append(message)
         self._tell(message)
-
-    # -- scores --------------------------------------------------------------------------------
 
     # -- sites ---------------------------------------------------------------------------------
 
@@ -373,6 +373,8 @@ class Run:
                 f"checkpoint_every is {self.checkpoint_every}, but sites can take back one round "
                 "alone: leave it at 1 with the flower engine"
             )
+
+    # -- scores --------------------------------------------------------------------------------
 
     def _scores(self, server: Server, kept: Mapping[str, Tree]) -> list[evaluate.Score]:
         seen = evaluate.evaluate(self.plan, server.model, kept, self.federation.scored)
@@ -470,7 +472,7 @@ class Run:
         if _occupied(self.out):
             raise BadRun(
                 f"'{self.out}' holds something already: choose another folder with --out, or "
-                f"continue a run that is in it with: fedshift run --resume {self.out}"
+                f"continue a run that is in it with: {files.resuming(self.out)}"
             )
         files.write_toml(self.out / "config.toml", self.config())
         self._opened = True
@@ -489,7 +491,7 @@ class Run:
             return "interrupted; the run has no folder, so nothing was saved"
         self._cut_metrics()
         self.save()
-        return f"interrupted; continue with: fedshift run --resume {self.out}"
+        return f"interrupted; continue with: {files.resuming(self.out)}"
 
     def _cut_metrics(self) -> None:
         """Drop the lines of rounds after the last one that counts."""
@@ -522,12 +524,12 @@ class Run:
 
     def _beginning(self) -> Progress:
         server = aggregate.begin(self.plan)
-        kept = aggregate.begin_client(self.plan, server.model)
-        # Every client has tensors of its own, as after a resumption: engines treat what is the same
         if self._elsewhere:
             return checkpoint.ordered(
                 Progress(0, 0, 0, server, {c: handle(0) for c in self.federation.names})
             )
+        kept = aggregate.begin_client(self.plan, server.model)
+        # Every client has tensors of its own, as after a resumption: engines treat what is the same
         # object for all clients in another way.
         each = {c: {n: t.clone() for n, t in kept.items()} for c in self.federation.names}
         return checkpoint.ordered(Progress(0, 0, 0, server, each))
@@ -562,12 +564,12 @@ class Run:
         return run
 
     def _start_engine(self) -> Engine:
-        if self.workers > 1:
-            from fedshift.engines.workers import Workers
         if self._elsewhere:
             from fedshift.engines.flower.local import start
 
             return start(self)
+        if self.workers > 1:
+            from fedshift.engines.workers import Workers
 
             return Workers(
                 self.plan, self.federation, self.workers, self.spec, self.dtype, self.seed
@@ -578,6 +580,14 @@ class Run:
         return self.spec.rebuildable and all(methods.spec_of(p) for p in self.method.parts)
 
     def _check_data(self) -> None:
+        name, clients = self.federation.name, len(self.federation.clients)
+        if self.protocol.participation > clients and not self.method.pooled:
+            self._warn(
+                f"{self.protocol.participation:g} clients were to take part in a round, but "
+                f"'{name}' trains {clients}: all take part"
+            )
+        if len(self.federation.classes) == 1:
+            self._warn(f"'{name}' has one class alone: there is nothing to tell apart")
         for client in self.federation.clients:
             if 0 < len(client.train) < self.protocol.batch:
                 self._warn(

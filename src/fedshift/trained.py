@@ -165,7 +165,7 @@ def load(folder: str | os.PathLike[str], device: str = "auto") -> Trained:
     if not path.is_file():
         raise BadRun(
             f"'{folder}' holds no model.safetensors, so its run has not ended: "
-            f"end it with fedshift run --resume {folder}"
+            f"end it with: {files.resuming(folder)}"
         )
     where = device_of(device)
     plan = plan_of(config, folder, where)

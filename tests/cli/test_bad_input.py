@@ -84,6 +84,7 @@ def test_a_client_without_training_data(capsys, photos):
     assert "'south'" in error and "no training data" in error
 
 
+NONE = np.zeros((0, 6, 6), np.uint8)
 BAD_ARRAYS = {
     "labels out of range": ({"b_train_y": np.full(12, 7), "classes": np.array(list("xyz"))}, "7"),
     "negative labels": ({"b_train_y": np.arange(12) - 1}, "-1"),
@@ -95,6 +96,11 @@ BAD_ARRAYS = {
         "shape",
     ),
     "more labels than samples": ({"a_train_y": np.zeros(13, int)}, "13"),
+    "labels one-hot": ({"b_train_y": np.eye(3, dtype=int)[np.arange(12) % 3]}, "one whole number"),
+    "labels that would fill memory": ({"b_train_y": np.full(12, 2**40)}, "count the classes"),
+    "bytes here, floats there": ({"b_test_x": np.zeros((12, 6, 6))}, "floats for all"),
+    "labels as words": ({"a_train_y": np.array(["cat", "dog"] * 6)}, "give numbers"),
+    "two classes of one name": ({"classes": np.array(["a", "b", "b"])}, "two classes named 'b'"),
 }
 
 
@@ -103,9 +109,40 @@ def test_bad_arrays(capsys, tmp_path, name):
     changed, expected = BAD_ARRAYS[name]
     error = call(capsys, "run", "fedavg", *QUICK, "--data", arrays(tmp_path / "d.npz", **changed))
     assert expected in error.error
-    assert (
-        "'a'" in error.error or "'b'" in error.error or "a/" in error.error or "b/" in error.error
-    )
+    assert any(name in error.error for name in ("'a'", "'b'", "a/", "b/"))
+
+
+def test_a_link_to_an_image_that_is_gone(capsys, photos):
+    (photos / "south" / "dog" / "9.png").symlink_to(photos / "nowhere.png")
+    error = call(capsys, "run", "fedavg", *QUICK, "--data", photos).error
+    assert "9.png" in error and "remove it" in error
+
+
+@pytest.mark.filterwarnings("default")
+def test_names_as_people_have_them(capsys, tmp_path):
+    for client in ("Nørd Klinik", "日本", "a+b (2)"):
+        for label in ("Große Katze", "dog.2"):
+            for k in range(8):
+                picture(tmp_path / "my photos" / client / label / f"{k}.PNG", value=20 * k)
+    (tmp_path / "my photos" / "日本" / "notes.txt").write_text("x")
+    out = tmp_path / "a run" / "of mine"
+    argv = ("fedbn", "--rounds", "1", "--steps", "1", "--batch", "4", "--model", "small-cnn")
+    found = call(capsys, "run", *argv, "--data", tmp_path / "my photos", "--out", out)
+    assert found.code == 0 and "notes.txt" in found.err and "Glyph" not in found.err
+    assert {p.stem for p in (out / "personal").iterdir()} == {"Nørd Klinik", "日本", "a+b (2)"}
+    assert "日本" in (out / "report.html").read_text()
+    assert call(capsys, "run", "--resume", out).code == 0
+    new = tmp_path / "my photos" / "日本"
+    found = call(capsys, "predict", out, "--data", new, "--client", new.name)
+    assert found.code == 0 and "Große Katze" in found.out
+
+
+def test_a_run_without_test_data_does_not_promise_a_page(capsys, tmp_path):
+    nothing = {f"{c}_test_{a}": v for c in "ab" for a, v in (("x", NONE), ("y", NONE[:, 0, 0]))}
+    data = arrays(tmp_path / "d.npz", **nothing)
+    found = call(capsys, "run", "fedavg", *QUICK, "--data", data, "--out", "run")
+    assert found.code == 0 and "no test data were scored" in found.err
+    assert "report.html" not in found.out.splitlines()[-1] and "metrics.jsonl" in found.out
 
 
 def test_a_file_that_is_no_npz(capsys, tmp_path):
@@ -183,7 +220,9 @@ def test_a_client_of_one_class_or_smaller_than_a_batch_is_a_warning(capsys, tmp_
 
 
 def test_a_client_that_diverges_is_left_out_and_named(capsys, tmp_path):
-    wild = {"b_train_x": np.full((12, 6, 6), 3e38), "a_train_x": np.zeros((12, 6, 6))}
+    sound = np.zeros((12, 6, 6))
+    wild = {f"{c}_{s}_x": sound for c in "ab" for s in ("train", "val", "test")}
+    wild["b_train_x"] = np.full((12, 6, 6), 3e38)
     data = arrays(tmp_path / "d.npz", **wild)
     found = call(capsys, "run", "fedavg", *QUICK, "--data", data, "--out", "run", "--json")
     assert found.code == 0 and "client 'b' has NaN or infinite values in round 1" in found.err

@@ -8,6 +8,12 @@ import torch
 
 from tests.cli.calling import QUICK, call
 
+LONG = "n" * 300
+EVERYBODY = [
+    word
+    for client in ("scanner", "camera", "blackboard", "archive", "fax")
+    for word in ("--hold-out", client)
+]
 WRONG = {
     "unknown command": (("rnu",), "did you mean run"),
     "unknown option": (("run", "fedavg", "--round", "3"), "did you mean --rounds"),
@@ -50,6 +56,15 @@ WRONG = {
     "each and another": (("run", "fedavg", "--hold-out", "each", "--hold-out", "fax"), "each"),
     "unknown option between methods": (("compare", "a", "--sed", "3", "b"), "did you mean --seed"),
     "each in a comparison": (("compare", "fedavg", "--hold-out", "each"), "fedshift run"),
+    "no data": (("run", "fedavg", "--data", ""), "no data are named"),
+    "a plus too many": (("run", "fedprox+"), "'fedprox+' leaves a method out"),
+    "hyperparameter where there are none": (("run", "fedavg", "--set", "mu=1"), "there are none"),
+    "a seed like another": (("run", "fedavg", "--seed", str(2**64)), "2**64 - 1"),
+    "nobody left": (("run", "fedavg", *EVERYBODY), "leaves no client to train on: keep one"),
+    "an image that fits nowhere": (("run", "fedavg", "--data", ".?size=1000000"), "smaller one"),
+    "folder of a long name": (("run", "fedavg", "--out", LONG), "file name too long"),
+    "data of a long name": (("run", "fedavg", "--data", LONG), "file name too long"),
+    "run of a long name": (("run", "--resume", LONG), "file name too long"),
     "missing config": (("run", "fedavg", "--config", "no.toml"), "no.toml"),
 }
 
@@ -112,6 +127,15 @@ def test_debugging_shows_the_traceback_before_the_line(capsys, monkeypatch):
     monkeypatch.setenv("FEDSHIFT_DEBUG", "1")
     found = call(capsys, "run", "fedporx")
     assert "Traceback" in found.err and found.err.splitlines()[-1].startswith("fedshift: error: ")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="has no /dev/full")
+def test_output_that_cannot_be_written_is_an_error_too():
+    command = [sys.executable, "-c", "from fedshift.cli import main; raise SystemExit(main())"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*command, "list", "data"], stdout=full, stderr=-1, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "no space left on device" in done.stderr.splitlines()[-1]
 
 
 def test_a_process_ends_with_code_two_and_one_line():

@@ -9,7 +9,10 @@ import tomllib
 
 import pytest
 
+from fedshift import files
+from fedshift.cli import result
 from fedshift.cli.options import PROTOCOL, flag
+from fedshift.trip import Trip
 from tests.cli.calling import QUICK, call, write_npz
 
 KEYS = {
@@ -187,3 +190,37 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(capsys, tmp_path):
     assert process.returncode == 130
     assert f"fedshift run --resume {tmp_path / 'r'}" in err.splitlines()[-1]
     assert "Traceback" not in err
+
+
+PLACES = {
+    "training": (Trip, "step", 15),
+    "writing the page": (result, "write", 2),
+    "opening a folder": (files, "write_toml", 3),
+}
+SEVERAL = {
+    "compare": ("compare", "fedavg", "fedprox", *QUICK, "--seeds", "1"),
+    "run": ("run", "fedavg", *QUICK, "--hold-out", "each"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("command", SEVERAL)
+def test_interrupted_between_or_inside_several_runs_all_go_on(
+    capsys, tmp_path, monkeypatch, command, place
+):
+    owner, name, last = PLACES[place]
+    whole, calls = getattr(owner, name), []
+
+    def interrupting(*args, **kwargs):
+        calls.append(name)
+        if len(calls) == last:
+            raise KeyboardInterrupt
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, interrupting)
+    found = call(capsys, *SEVERAL[command], "--out", tmp_path / "of mine")
+    assert found.code == 130 and len(calls) == last
+    line = found.err.splitlines()[-1]
+    assert line.endswith(f"continue with: fedshift {command} --resume '{tmp_path / 'of mine'}'")
+    again = call(capsys, command, "--resume", tmp_path / "of mine", "--json")
+    assert len(again.json["runs"]) == (2 if command == "compare" else 5)

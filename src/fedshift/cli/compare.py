@@ -10,10 +10,10 @@ from fedshift.cli import messages, result, setup, train
 from fedshift.cli import options as reading
 from fedshift.cli.options import SEEDS, Options
 from fedshift.cli.parser import UsageError
-from fedshift.cli.playing import play
+from fedshift.cli.playing import play, resumable
 from fedshift.comparison import Comparison, Contest, read
 from fedshift.compose import Composed
-from fedshift.run import Interrupted, Run
+from fedshift.run import Run
 
 
 def command(args: argparse.Namespace) -> None:
@@ -31,18 +31,14 @@ def command(args: argparse.Namespace) -> None:
         play(run, f"{run.method.name} seed {run.seed}")
         found.append(result.of_run(run))
 
-    try:
+    with resumable("compare", contest.out):
         whole = contest.play(play_one, messages.note, messages.warning)
-    except Interrupted:
-        raise Interrupted(
-            f"interrupted; continue with: fedshift compare --resume {contest.out}"
-        ) from None
+        assert contest.out is not None
+        result.write(whole.records, contest.out, whole.select)
     _show(contest, whole, found, args.json)
 
 
 def _show(contest: Contest, whole: Comparison, found: list[dict[str, Any]], json: bool) -> None:
-    assert contest.out is not None
-    result.write(whole.records, contest.out, whole.select)
     if json:
         table = result.table(found)
         messages.print_json({"runs": found, "table": table, "out": str(contest.out)})
@@ -50,7 +46,7 @@ def _show(contest: Contest, whole: Comparison, found: list[dict[str, Any]], json
     if all(o["mean"] is not None for o in found):
         print(whole.table())
         print()
-    print(f"comparison: {contest.out}  (report.html, table.csv)")
+    print(f"comparison: {contest.out}  ({result.written(contest.out)})")
 
 
 def _contest(names: list[str], options: Options) -> Contest:

@@ -14,9 +14,9 @@ from fedshift import files, methods
 from fedshift.cli import messages, result, setup
 from fedshift.cli.options import Options
 from fedshift.cli.parser import UsageError
-from fedshift.cli.playing import play
+from fedshift.cli.playing import play, resumable
 from fedshift.federation import Federation
-from fedshift.run import Interrupted, Run
+from fedshift.run import Run
 
 
 def start(args: argparse.Namespace, options: Options) -> None:
@@ -87,15 +87,12 @@ def resume(folder: Path, first: Path, json: bool) -> None:
 
 def _play(data: Federation, make: Callable[[str], Run], out: Path, json: bool) -> None:
     found = []
-    for name in data.names:
-        run = make(name)
-        try:
+    with resumable("run", out, holds="*/config.toml"):
+        for name in data.names:
+            run = make(name)
             play(run, f"{run.method.name} without {name}")
-        except Interrupted:
-            again = f"interrupted; continue with: fedshift run --resume {out}"
-            raise Interrupted(again) from None
-        found.append(result.of_run(run))
-    _write(found, out)
+            found.append(result.of_run(run))
+        _write(found, out)
     if json:
         messages.print_json({"runs": found, "table": rows(found), "out": str(out)})
     else:

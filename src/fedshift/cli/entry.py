@@ -40,10 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         messages.note(messages.one_line(str(error)) or "interrupted")
         return STOPPED
     except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_no_more()
         return FAILED
     except SystemExit as ended:  # argparse, after --help and --version
         return ended.code if isinstance(ended.code, int) else OK
+    except OSError as error:  # what no module expected: a name too long, stdout on a full disk
+        place = f" ({error.filename})" if error.filename else ""
+        reason = (error.strerror or str(error) or type(error).__name__).lower()
+        return _wrong(f"{reason}{place}: check the path, its permissions and the room on the disk")
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":
             raise
@@ -66,9 +70,16 @@ def _wrong(text: str) -> int:
         import traceback
 
         traceback.print_exc()
-    sys.stdout.flush()  # so that the error is the last line, also where both go to one place
+    try:
+        sys.stdout.flush()  # so that the error is the last line, also where both go to one place
+    except OSError:  # stdout itself is the trouble
+        _print_no_more()
     messages.error(text)
     return WRONG
+
+
+def _print_no_more() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show(message: Warning | str, *_: Any, **__: Any) -> None:

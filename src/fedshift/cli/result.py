@@ -107,4 +107,12 @@ def write(records: Sequence[RunRecord], folder: Path, rule: str) -> None:
         report.save(folder / "report.html", rule)
         report.save(folder / "table.csv", rule)
     else:
-        messages.warning(f"no test data were scored, so {folder} gets no report")
+        messages.warning(
+            f"no test data were scored, so {folder} gets no report: give the clients test data"
+        )
+
+
+def written(folder: Path | None) -> str:
+    """The files in a folder that a reader looks for first."""
+    names = ("report.html", "table.csv", "metrics.jsonl", "model.safetensors")
+    return ", ".join(n for n in names if folder is not None and (folder / n).is_file())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -14,6 +15,8 @@ from fedshift.errors import BadData, BadRun
 from fedshift.federation import Federation
 from fedshift.models import ModelSpec
 from fedshift.protocol import Protocol
+
+_LONGEST = 120  # characters of a folder's name; what is written into it needs room too
 
 
 def federation(options: Options) -> Federation:
@@ -54,10 +57,12 @@ def out(options: Options, default: str) -> Path:
     asked = options.value("out")
     if asked:
         path = Path(asked)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.is_file():
+            raise BadRun(f"--out {path} is a file: give a folder that is new or empty")
+        if path.exists() and any(path.iterdir()):
             raise BadRun(
                 f"--out {path} holds something already: choose another folder, or continue "
-                f"what is in it with --resume {path}"
+                f"what is in it with --resume {shlex.quote(asked)}"
             )
         return path
     return next(p for p in _candidates(Path("runs") / file_name(default)) if not p.exists())
@@ -75,4 +80,4 @@ def file_name(text: str) -> str:
     >>> file_name("fedbn+mixup on a/b")
     'fedbn+mixup-on-a-b'
     """
-    return re.sub(r"[^\w.+-]+", "-", text).strip("-.") or "run"
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-.")[:_LONGEST] or "run"

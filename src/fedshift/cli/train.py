@@ -60,7 +60,7 @@ def show(run: Run, json: bool) -> None:
     if result.selection(run) is not None:
         print(run.report().table())
         print()
-    print(f"run: {run.out}  (report.html, metrics.jsonl, model.safetensors)")
+    print(f"run: {run.out}  ({result.written(run.out)})")
 
 
 def _make(method: str, options: Options) -> Run:

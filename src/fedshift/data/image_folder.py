@@ -214,7 +214,8 @@ def _is_image(path: Path) -> bool:
 
 
 def _files(place: Path) -> list[Path]:
-    return [p for p in _visible(place) if p.is_file() and p.name.lower() not in _JUNK]
+    # what is no folder: a link to a file that is gone must not pass unseen
+    return [p for p in _visible(place) if not p.is_dir() and p.name.lower() not in _JUNK]
 
 
 def _folders(place: Path) -> list[Path]:

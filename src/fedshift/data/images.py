@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -22,7 +23,9 @@ _GREY = frozenset({"1", "L", "LA"})
 _DEEP = frozenset({"I", "F", "I;16", "I;16B", "I;16L", "I;16N"})
 _ORIENTATION = 0x0112  # the EXIF entry; from 5 on, height and width change places
 _THREADS = 4
-_AHEAD = 64  # decoded images that wait at a time
+_AHEAD = 64  # decoded images that wait at a time,
+_WAITING = 256 << 20  # and the bytes that they may take
+_LARGEST = 1 << 28  # pixels of an image
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +77,9 @@ def pixels(image: Image.Image, size: Size | None, grey: bool) -> np.ndarray[Any,
 def decode_all(paths: Sequence[Path], size: Size, grey: bool) -> Iterator[np.ndarray[Any, Any]]:
     """The pixels of many files in order, decoded by a few threads that do not run far ahead."""
     rest = iter(paths)
+    ahead = max(_THREADS, min(_AHEAD, _WAITING // math.prod((*size, 1 if grey else 3))))
     with ThreadPoolExecutor(_THREADS) as pool:
-        while some := list(islice(rest, _AHEAD)):
+        while some := list(islice(rest, ahead)):
             yield from pool.map(lambda path: decode(path, size, grey), some)
 
 
@@ -105,6 +109,10 @@ def as_size(size: int | Sequence[int] | None) -> Size | None:
     pair = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
     if len(pair) != 2 or not all(isinstance(n, int) and n >= 1 for n in pair):
         raise BadValue(f"size is {size!r}: give a whole number of pixels, or (height, width)")
+    if math.prod(pair) > _LARGEST:
+        raise BadValue(
+            f"size is {size!r}: images of so many pixels fit nowhere; give a smaller one"
+        )
     return pair[0], pair[1]
 
 

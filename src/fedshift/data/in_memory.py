@@ -22,6 +22,7 @@ from fedshift.federation import Client, Federation, Samples, finite
 Pair = tuple[Any, Any]
 _SEPARATORS = ("/", "__", ".")
 _AMBIGUOUS = (1, 3, 4)  # sizes of an axis that may be channels
+_MOST_CLASSES = 100_000  # beyond, a label is a mistake, and tables of its size would fill memory
 
 
 def arrays(
@@ -250,9 +251,20 @@ def _labels(y: Tensor, where: str) -> Tensor:
             "them with y.astype('int64') or y.long()"
         )
     y = y.to(torch.int64)
-    if len(y) and int(y.min()) < 0:
-        raise BadData(f"the labels of {where} hold {int(y.min())}: labels count from 0")
+    check_labels(y, where)
     return y
+
+
+def check_labels(y: Tensor, where: str) -> None:
+    """Refuse labels that cannot be positions of classes."""
+    low, high = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
+    if low < 0:
+        raise BadData(f"the labels of {where} hold {low}: labels count from 0")
+    if high >= _MOST_CLASSES:
+        raise BadData(
+            f"the labels of {where} hold {high}: labels count the classes from 0, and more than "
+            f"{_MOST_CLASSES} are not supported; number the classes that there are"
+        )
 
 
 def channels_first(x: Tensor, where: str) -> Tensor:

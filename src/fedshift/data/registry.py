@@ -44,6 +44,8 @@ def load(text: str | Path) -> Federation:
     'shifted-digits?seed=1'
     """
     base, options = parse(str(text))
+    if not base.strip():
+        raise BadData("no data are named: give a federation's name, a folder or an .npz file")
     path = Path(base).expanduser()
     if base in _EMBEDDED:
         module, function = _EMBEDDED[base]

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedshift import keys
 from fedshift.data import cache, images
 from fedshift.data.augment import Pipeline
-from fedshift.data.in_memory import arrays, channels_first, samples
+from fedshift.data.in_memory import arrays, channels_first, check_labels, samples
 from fedshift.data.partition import SHARES, SPLITS, check_shares, split_index
 from fedshift.errors import BadData, UnknownName
 from fedshift.federation import Federation, Samples
@@ -155,6 +155,7 @@ def _materialise(source: Any, client: str, size: images.Size | None, mapped: boo
     rows = _Rows(source, client, size)
     x = cache.store(rows, (len(source), *rows.shape), rows.kind, mapped=mapped)
     y = torch.stack(rows.labels)
+    check_labels(y, f"client '{client}'")
     if mapped:  # a mapped file is left as it was written
         return Samples(x, y)
     made = samples((x, y), f"client '{client}'")

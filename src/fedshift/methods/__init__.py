@@ -160,9 +160,11 @@ def split(text: str) -> list[str]:
     >>> split("fedprox+mixup")
     ['fedprox', 'mixup']
     """
-    parts = [p for p in text.split("+") if p.strip()]
-    if not parts:
-        raise BadValue("no method given: name one, such as fedavg, or several joined by +")
+    parts = text.split("+")
+    if not all(p.strip() for p in parts):
+        raise BadValue(
+            f"'{text}' leaves a method out: name one, such as fedavg, or several joined by +"
+        )
     return parts
 
 

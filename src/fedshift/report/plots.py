@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -203,7 +204,10 @@ def _draw(
     longest = max(map(len, legend), default=0)
     columns = 3 if longest <= 14 else 2 if longest <= 26 else 1
     below = 0.2 * math.ceil(len(legend) / columns) + 0.1 if legend else 0.0
-    with rc_context({**_SETTINGS, "svg.hashsalt": name}):  # type: ignore[dict-item]
+    settings: Any = {**_SETTINGS, "svg.hashsalt": name}
+    with rc_context(settings), warnings.catch_warnings():
+        # Names are kept as text: what this font lacks is drawn in one of the reader's.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(4.6, height + below), layout="constrained")
         FigureCanvasSVG(figure)
         draw(figure.add_subplot())
