@@ -8,7 +8,7 @@ from tests.cli.calling import call
 
 def test_it_tells_paper_docs_hyperparameters_and_what_crosses(capsys):
     text = call(capsys, "show", "scaffold").out
-    assert "ICML 2020" in text and "control variates cancel the drift" in text
+    assert "ICML 2020" in text and "control variates against drift" in text
     assert "learning rate of the server" in text and "at least 0" in text
     assert "model: trains model" in text
     rows = [line.split() for line in text.splitlines() if "scaffold/conv1" in line]

@@ -1,8 +1,21 @@
-"""Centralized: all data at one place, the line that federations aim at.
+"""# Centralized: all data at one place
 
-It changes no hook: the run pools the clients' training data into one client and scores the model on
-each client's own test data. Nobody's data stay private here. With local epochs it takes about as
-many steps a round as all clients together; with a number of local steps, as many as one of them.
+One party gets everybody's training data and trains on them together. It is what federations would
+like to reach, and no federated method: nobody's data stay private.
+
+## The loss
+
+The task's own, on the pooled data. The model is scored on each client's own test data. With local
+epochs it takes about as many steps a round as all clients together; with a number of local steps,
+as many as one of them.
+
+## When to use it
+
+As a baseline, to see what not sharing data costs.
+
+## What crosses the wire
+
+All training data with their labels, once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,26 @@
-"""FedAvgM (Hsu et al., 2019): heavy-ball momentum on the server.
+"""# FedAvgM: momentum at the server
 
-With the pseudo-gradient g = w_t - mean_k w_k: v <- beta v + g, w <- w - eta v (Nesterov: along
-g + beta v). Momentum moves trained parameters alone; buffers take the plain mean, since a running
-variance pushed by momentum may leave its range. In the long run the step is 1 / (1 - beta) times
-FedAvg's: scale `lr` by 1 - beta when comparing.
+The server takes what a round has changed for a gradient, and moves along a velocity of such changes
+instead of the last one alone. The paper is Hsu, Qi and Brown, Measuring the Effects of
+Non-Identical Data Distribution for Federated Visual Classification, 2019.
+
+## The loss
+
+The task's own. With the pseudo-gradient g = w_t - mean_k w_k, the server takes
+
+    v <- beta v + g,   w_(t+1) = w_t - eta_s v      (`nesterov`: along g + beta v)
+
+Momentum moves trained parameters alone; buffers take the plain mean, since a running variance that
+is pushed by momentum may leave its range.
+
+## When to use it
+
+When rounds disagree, because few clients take part in each or their labels differ. In the long run
+a step is 1 / (1 - beta) times FedAvg's: scale `lr` by 1 - beta when comparing.
+
+## What crosses the wire
+
+Nothing beside the model. The velocity stays at the server.
 """
 
 from __future__ import annotations

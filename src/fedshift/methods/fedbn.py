@@ -1,9 +1,28 @@
-"""FedBN (Li et al., ICLR 2021): every batch norm stays on its client, the rest is averaged.
+"""# FedBN: batch norm stays at home
 
-Layers are found by their type. `affine=False` keeps the running statistics local alone and shares
-weight and bias (SiloBN, Andreux et al. 2020). There is no global model to speak of: scores are of
-each client's own. A site that never took part gets the mean of the clients' norm layers with
-statistics of its own inputs.
+Batch norm holds what is particular to a client's inputs, their means and spreads in every channel.
+So each client keeps its own, and everything else is averaged. The paper is Li, Jiang, Zhang, Kamp
+and Dou, FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
+
+## The loss
+
+The task's own. Weight, bias and running statistics of batch norms are not sent; with
+`affine=False` the running statistics alone stay (SiloBN, Andreux et al. 2020).
+
+## When to use it
+
+Where sites differ in how inputs look, and each may have a model of its own. A network without batch
+norm makes it FedAvg. There is no global model to speak of: scores are of each client's own. A site
+that never took part gets the mean of the clients' norm layers, with statistics of its own inputs.
+
+## What crosses the wire
+
+The model without its batch norms: less than FedAvg sends, and no statistics of the inputs.
+
+## Differences from the released code
+
+It finds batch norms by the letters "bn" in a tensor's name; here they are found by their type, also
+those of shortcuts that are called otherwise.
 """
 
 from __future__ import annotations

@@ -1,8 +1,29 @@
-"""FedProx (Li et al., MLSys 2020): local steps stay near the received model.
+"""# FedProx: local steps stay near the received model
 
-Each client adds (mu/2) ||w - w_t||^2 over the trained, shared parameters to its loss. Buffers and
-what a client keeps for itself are not penalised. Some codes take the norm without its square, which
-is another method (a gradient of constant length mu/2); this is the paper's.
+A client that trains for long on data unlike the others' goes far from where the mean will be. So
+each client is pulled back to the model that it received, the more the farther it is. The paper is
+Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, Federated Optimization in Heterogeneous Networks,
+MLSys 2020.
+
+## The loss
+
+    task + (mu / 2) ||w - w_t||^2
+
+over the trained, shared parameters. Buffers and what a client keeps for itself are not pulled.
+
+## When to use it
+
+When clients take many or unequal numbers of local steps. `mu` has to fit the learning rate: beyond
+1 / rate the pull overshoots. `mu=0` is FedAvg.
+
+## What crosses the wire
+
+Nothing beside the model.
+
+## Differences from other codes
+
+Some, FedFA's among them, take the norm without its square: a pull of constant strength mu / 2,
+which is another method. This is the paper's.
 """
 
 from __future__ import annotations

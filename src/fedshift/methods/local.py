@@ -1,6 +1,20 @@
-"""Local: every client trains alone, from the same initial model and with the same budget.
+"""# Local: every client for itself
 
-Nothing is aggregated: all tensors are kept. Scores are of each client's own model on its own data.
+Every client trains alone, from the same initial model and with the same budget as in a federation.
+It is what taking part has to be better than.
+
+## The loss
+
+The task's own. Nothing is aggregated: all tensors are kept.
+
+## When to use it
+
+As a baseline, and in earnest where clients have plenty of data. Scores are of each client's own
+model on its own data; for a client that never took part there is no model.
+
+## What crosses the wire
+
+Nothing.
 """
 
 from __future__ import annotations

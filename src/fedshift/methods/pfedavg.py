@@ -1,8 +1,23 @@
-"""pFedAvg: federated training, then every client tunes the global model on its own data.
+"""# pFedAvg: the mean, tuned at home
 
-The tuned models are scored and kept by the clients; they never feed back. Tuning runs the ordinary
-local steps with whatever loss the combined methods give (not to be confused with Per-FedAvg, the
-meta-learning method).
+Federated training as FedAvg's, and then every client goes on alone from the last model: it takes
+the ordinary local steps, with whatever loss the combined methods give, and keeps the result. This
+is not Per-FedAvg, the meta-learning method. It stands among the baselines of FRAug (Chen et al.,
+ICCV 2023).
+
+## The loss
+
+The task's own. The final tuning takes as many steps as `tune` rounds, at the learning rate of the
+last one.
+
+## When to use it
+
+As the plainest personalisation, which others should beat; also behind other methods, as in
+`fedprox+pfedavg`. Scores are of the tuned models, which never feed back.
+
+## What crosses the wire
+
+Nothing beside the model: once it is tuned, it stays.
 """
 
 from __future__ import annotations

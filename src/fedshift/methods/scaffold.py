@@ -1,8 +1,30 @@
-"""SCAFFOLD (Karimireddy et al., ICML 2020): control variates cancel the drift of clients.
+"""# SCAFFOLD: control variates against drift
 
-Every local gradient becomes g + c - c_k. After T steps, c_k+ = c_k - c + (w_t - w_k) / (T eta) (the
-paper's option II); the server adds (participants / clients) * mean (c_k+ - c_k) to c. Down: c. Up:
-c_k+ - c_k. Both are as large as the trained parameters, which they cover alone (not buffers).
+Each client knows how its gradients differ from everybody's, and takes the difference out of each
+step, so that many local steps go where one global step would. The paper is Karimireddy, Kale,
+Mohri, Reddi, Stich and Suresh, SCAFFOLD: Stochastic Controlled Averaging for Federated Learning,
+ICML 2020.
+
+## The loss
+
+The task's own. Every local gradient becomes g + c - c_k. After T steps of rate eta,
+
+    c_k+ = c_k - c + (w_t - w_k) / (T eta)      (the paper's option II)
+
+and the server adds (participants / clients) * mean (c_k+ - c_k) to c. Variates cover the trained,
+shared parameters alone, no buffers.
+
+## When to use it
+
+When labels or tasks differ, clients take many plain SGD steps, and the same clients come back
+often: a variate is of the round in which its client last took part.
+
+## What crosses the wire
+
+Down: c. Up: c_k+ - c_k, of which the server needs the mean. Both are as large as the trained
+parameters, so that both ways double. Clients keep c_k.
+
+## Differences from the paper
 
 Option II takes (w_t - w_k) / (T eta) for the mean gradient, which holds for plain SGD. With local
 momentum a gradient moves the model by up to 1 / (1 - momentum) times as much, so T is replaced by
