@@ -76,6 +76,37 @@ def test_convolutions_whatever_is_mapped(outputs, dims, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "dims", [(0, 0, 0), (0, 0, None), (None, 0, 0), (0, None, None), (1, 1, 0)], ids=str
+)
+@pytest.mark.parametrize("lead", [(4,), (4, 3)], ids=["samples", "tokens"])
+def test_linear_whatever_is_mapped(dims, lead):
+    shapes = ((*lead, 5), (6, 5), (6,))
+    tensors = [
+        torch.randn(s).double() if d is None else torch.randn(CLIENTS, *s).double().movedim(0, d)
+        for s, d in zip(shapes, dims)
+    ]
+    assert same(*both(F.linear, dims, *tensors))
+    assert same(*both(lambda x, w: F.linear(x, w), dims[:2], *tensors[:2]))
+
+
+def test_gradients_of_weights_lie_as_the_weights_do():
+    x, z = torch.randn(CLIENTS, 2, 4, 9, 9), torch.randn(CLIENTS, 2, 5)
+    layers_of = {
+        F.conv2d: (x, torch.randn(CLIENTS, 1400, 4, 3, 3)),
+        F.linear: (z, torch.randn(CLIENTS, 6, 5)),
+    }
+    for layer, (inputs, w) in layers_of.items():
+
+        def run(x, w, layer=layer):
+            with fast():
+                return layer(x, w)
+
+        w.requires_grad_()
+        (g,) = torch.autograd.grad(torch.vmap(run)(inputs, w).square().sum(), w)
+        assert g.stride() == w.stride()
+
+
+@pytest.mark.parametrize(
     "layer",
     [
         nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True),

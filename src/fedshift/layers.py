@@ -2,8 +2,9 @@
 
 vmap makes the convolutions of K clients one grouped convolution, for which the libraries have no
 fast code, and copies maps from one order of axes to another between a layer and the next. Inside
-`fast()`, a convolution of many clients is an unfolding and one batched matrix product, and batch
-norm and pooling take maps in whatever order they lie. The functions are the same; in float64 they
+`fast()`, a convolution of many clients is an unfolding and one batched matrix product, a linear
+layer leaves the gradient of its weights as the optimizer wants it, and batch norm and pooling take
+maps in whatever order they lie. The functions are the same; in float64 they
 agree with vmap's to rounding. What is not known here keeps vmap's rule.
 
 x is [K, B, C, H, W] by its axes; how it lies in memory is another matter: [K, C, B, H, W] behind an
@@ -20,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 from torch.overrides import TorchFunctionMode
+
+from fedshift import kernels
 
 Dim = int | None
 Pair = int | tuple[int, int]
@@ -69,18 +72,42 @@ def unfolded(
     x: Tensor, w: Tensor, b: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
     """As one batched product of the weights with every patch of the maps."""
-    (clients, outputs, _, height, width), batch = w.shape, x.shape[1]
-    if any(padding):
-        x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
-    patches = x.unfold(3, height, stride[0]).unfold(4, width, stride[1])
-    rows, columns = patches.shape[3:5]
-    patches = patches.permute(0, 2, 5, 6, 1, 3, 4).reshape(clients, -1, batch * rows * columns)
+    clients, outputs, _, *kernel = w.shape
+    size = kernels.outputs(x.shape[3:], _pair(kernel), stride, padding)
+    columns = patches(x, _pair(kernel), stride, padding)
     weights = w.reshape(clients, outputs, -1)
     if b is None:
-        y = torch.bmm(weights, patches)
+        y = torch.bmm(weights, columns)
     else:
-        y = torch.baddbmm(b[..., None], weights, patches)
-    return y.reshape(clients, outputs, batch, rows, columns).transpose(1, 2)
+        y = torch.baddbmm(b[..., None], weights, columns)
+    return y.reshape(clients, outputs, x.shape[1], *size).transpose(1, 2)
+
+
+def patches(
+    x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+) -> Tensor:
+    """Every patch of the maps that a kernel covers, as columns [K, C h w, B rows columns]."""
+    if kernel != (1, 1) and kernels.available(x):
+        columns: Tensor = _Patches.apply(x, kernel, stride, padding)  # type: ignore[no-untyped-call]
+        return columns
+    if any(padding):
+        x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    found = x.unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
+    found = found.permute(0, 2, 5, 6, 1, 3, 4)  # [K, C, h, w, B, rows, columns]
+    return found.reshape(len(x), found[0, :, :, :, 0, 0, 0].numel(), -1)
+
+
+class _Patches(torch.autograd.Function):
+    """`patches` by the kernels for GPUs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *how: tuple[int, int]) -> Tensor:  # type: ignore[override]
+        ctx.shape, ctx.how = x.shape, how
+        return kernels.patches(x, *how)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        return kernels.summed(g.contiguous(), ctx.shape, *ctx.how), None, None, None
 
 
 def grouped(
@@ -157,6 +184,57 @@ def _conv2d(
     return y
 
 
+# ---------------------------------------------------------------------------- linear layers
+
+
+class _Linear(torch.autograd.Function):
+    """linear with a rule of its own for a stack of clients."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return F.linear(x, w, b)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, w, b = inputs
+        ctx.save_for_backward(x, w)
+        ctx.biased = b is not None
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        x, w = ctx.saved_tensors
+        rows = g.flatten(0, -2)
+        need_x, need_w, _ = ctx.needs_input_grad
+        return (
+            g @ w if need_x else None,
+            rows.T @ x.flatten(0, -2) if need_w else None,
+            rows.sum(0) if ctx.biased else None,
+        )
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: tuple[Dim, ...], x: Tensor, w: Tensor, b: Tensor | None
+    ) -> tuple[Tensor, int]:
+        clients = info.batch_size
+        x = _front(x, dims[0], clients)
+        if dims[1] is None and (b is None or dims[2] is None):
+            return F.linear(x, w, b), 0
+        # As weights times samples, so that the gradient of the weights lies in memory as they do.
+        w, rows = _front(w, dims[1], clients), x.flatten(1, -2).transpose(1, 2)
+        if b is None:
+            y = torch.bmm(w, rows)
+        else:
+            y = torch.baddbmm(_front(b, dims[2], clients)[..., None], w, rows)
+        return y.transpose(1, 2).reshape(*x.shape[:-1], -1), 0
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if input.dim() < 2:
+        return F.linear(input, weight, bias)
+    y: Tensor = _Linear.apply(input, weight, bias)  # type: ignore[no-untyped-call]
+    return y
+
+
 # ---------------------------------------------------------------------------- pooling
 
 
@@ -186,9 +264,36 @@ class _MaxPool(torch.autograd.Function):
         x = _front(x, dims[0], info.batch_size)
         order = sorted(range(3), key=x.stride, reverse=True)
         maps = x.permute(*order, 3, 4)
-        y = F.max_pool2d(maps.flatten(1, 2), *how)
+        y = _pooled(maps.flatten(1, 2), how)
         back = [order.index(d) for d in range(3)]
         return y.reshape(*maps.shape[:3], *y.shape[2:]).permute(*back, 3, 4), 0
+
+
+def _pooled(maps: Tensor, how: tuple[Any, ...]) -> Tensor:
+    """Max pooling of maps [N, C, H, W]."""
+    kernel, stride, padding, dilation, _ = how
+    if _pair(dilation) == (1, 1) and kernels.available(maps):
+        pairs = (_pair(kernel), _pair(stride), _pair(padding))
+        y: Tensor = _Pooled.apply(maps, how, pairs)  # type: ignore[no-untyped-call]
+        return y
+    plain: Tensor = F.max_pool2d(maps, *how)
+    return plain
+
+
+class _Pooled(torch.autograd.Function):
+    """max_pool2d with its gradient by the kernels for GPUs."""
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, how: Any, pairs: Any) -> Tensor:  # type: ignore[override]
+        y, winners = F.max_pool2d(maps, *how, return_indices=True)
+        ctx.save_for_backward(winners)
+        ctx.size, ctx.pairs = maps.shape[-2:], pairs
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        (winners,) = ctx.saved_tensors
+        return kernels.unpooled(g.contiguous(), winners, ctx.size, *ctx.pairs), None, None
 
 
 def _max_pool2d(
@@ -254,7 +359,7 @@ class _BatchNorm(torch.autograd.Function):
             t if t is None else _front(t, d, clients).reshape(-1)
             for t, d in zip((mean, var, w, b), dims[1:5])
         )
-        if x.dim() > 3 and x.stride(2) > x.stride(1):  # lies as [K, C, B, H, W]
+        if x.stride(2) > x.stride(1):  # lies as [K, C, B, H, W]
             maps = x.transpose(1, 2)
             y = F.batch_norm(maps.reshape(1, len(maps[0]) * clients, -1), mean, var, w, b, *how)
             return y.reshape(maps.shape).transpose(1, 2), 0
@@ -295,6 +400,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     F.conv2d: _conv2d,
+    F.linear: _linear,
     F.max_pool2d: _max_pool2d,
     torch.max_pool2d: _max_pool2d,
     F.batch_norm: _batch_norm,

@@ -1,0 +1,178 @@
+"""Kernels for GPUs where torch's are several times slower than memory allows.
+
+Patches of maps for convolutions as products (`fedshift.layers`), the sum of patches that is their
+gradient, and the gradient of max pooling. Each writes every element of its result once, so the sums
+have a fixed order. They are in Triton, which comes with torch's builds for CUDA; `available` says
+whether they can be used, and everything has a form in plain torch beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # builds of torch for CPUs have none
+    triton = None
+
+_BLOCK = 1024
+
+
+@functools.cache
+def _works(device: torch.device) -> bool:
+    """Whether Triton can build for a device (it needs a C compiler on the machine)."""
+    try:
+        patches(torch.ones(1, 1, 1, 2, 2, device=device), (1, 1), (1, 1), (0, 0))
+    except Exception:
+        return False
+    return True
+
+
+def available(x: Tensor) -> bool:
+    """Whether the kernels can take a tensor: one on a GPU, and not one that vmap looks through."""
+    if triton is None or not x.is_cuda or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return False
+    return _works(x.device)
+
+
+def patches(
+    x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+) -> Tensor:
+    """Every patch of maps [K, B, C, H, W] that a kernel covers: [K, C h w, B rows columns]."""
+    clients, batch, channels, *_ = x.shape
+    rows, columns = outputs(x.shape[3:], kernel, stride, padding)
+    taps = channels * kernel[0] * kernel[1]
+    found = x.new_empty(clients, taps, batch * rows * columns)
+    length = batch * rows * columns
+    grid = (clients * taps, triton.cdiv(length, _BLOCK))
+    _patches[grid](
+        x, found, *x.stride(), length, *x.shape[2:], rows, columns,
+        *kernel, *stride, *padding, block=_BLOCK,
+    )  # fmt: skip
+    return found
+
+
+def summed(
+    patches: Tensor,
+    shape: tuple[int, ...],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+) -> Tensor:
+    """The gradient of maps of a shape [K, B, C, H, W] from that of their patches.
+
+    It lies in memory as [K, C, B, H, W].
+    """
+    clients, batch, channels, height, width = shape
+    rows, columns = outputs(shape[3:], kernel, stride, padding)
+    found = patches.new_empty(clients, channels, batch, height, width)
+    length = batch * height * width
+    grid = (clients * channels, triton.cdiv(length, _BLOCK))
+    _summed[grid](
+        patches, found, length, batch * rows * columns, height, width, rows, columns,
+        *kernel, *stride, *padding, block=_BLOCK,
+    )  # fmt: skip
+    return found.transpose(1, 2)
+
+
+def unpooled(
+    gradient: Tensor,
+    winners: Tensor,
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+) -> Tensor:
+    """The gradient of maps [..., H, W] from that of their max pooling and the places of maxima."""
+    rows, columns = winners.shape[-2:]
+    found = gradient.new_empty(*gradient.shape[:-2], *size)
+    length = found.numel()
+    _unpooled[(triton.cdiv(length, _BLOCK),)](
+        gradient, winners, found, length, *size, rows, columns,
+        *kernel, *stride, *padding, block=_BLOCK,
+    )  # fmt: skip
+    return found
+
+
+def outputs(
+    size: Any, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+) -> tuple[int, int]:
+    """Rows and columns of what a kernel makes of a map.
+
+    >>> outputs((28, 28), (5, 5), (1, 1), (0, 0))
+    (24, 24)
+    """
+    height, width = ((n + 2 * p - k) // s + 1 for n, k, s, p in zip(size, kernel, stride, padding))
+    return height, width
+
+
+if triton is not None:
+
+    @triton.jit
+    def _patches(
+        x, found, over_k, over_b, over_c, over_h, over_w, length, channels: tl.constexpr,
+        height: tl.constexpr, width: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+        kh: tl.constexpr, kw: tl.constexpr, sh: tl.constexpr, sw: tl.constexpr,
+        ph: tl.constexpr, pw: tl.constexpr, block: tl.constexpr,
+    ):  # fmt: skip
+        row = tl.program_id(0).to(tl.int64)  # a client, a channel, and a place in the kernel
+        at = tl.program_id(1) * block + tl.arange(0, block)
+        client = row // (channels * kh * kw)
+        tap = row % (channels * kh * kw)
+        channel = tap // (kh * kw)
+        sample = at // (rows * columns)
+        h = (at // columns) % rows * sh + (tap // kw) % kh - ph
+        w = at % columns * sw + tap % kw - pw
+        inside = (at < length) & (h >= 0) & (h < height) & (w >= 0) & (w < width)
+        place = client * over_k + channel * over_c + sample * over_b + h * over_h + w * over_w
+        value = tl.load(x + place, mask=inside, other=0.0)
+        tl.store(found + row * length + at, value, mask=at < length)
+
+    @triton.jit
+    def _summed(
+        patches, found, length, positions, height: tl.constexpr, width: tl.constexpr,
+        rows: tl.constexpr, columns: tl.constexpr, kh: tl.constexpr, kw: tl.constexpr,
+        sh: tl.constexpr, sw: tl.constexpr, ph: tl.constexpr, pw: tl.constexpr,
+        block: tl.constexpr,
+    ):  # fmt: skip
+        row = tl.program_id(0).to(tl.int64)  # a client and a channel
+        at = tl.program_id(1) * block + tl.arange(0, block)
+        sample = at // (height * width)
+        h = (at // width) % height + ph
+        w = at % width + pw
+        total = tl.zeros((block,), dtype=patches.dtype.element_ty)
+        for i in tl.static_range(kh):
+            for j in tl.static_range(kw):
+                r, c = (h - i) // sh, (w - j) // sw
+                hit = (at < length) & (h >= i) & (w >= j) & (r < rows) & (c < columns)
+                hit = hit & ((h - i) % sh == 0) & ((w - j) % sw == 0)
+                place = (row * kh * kw + i * kw + j) * positions + (sample * rows + r) * columns + c
+                total += tl.load(patches + place, mask=hit, other=0.0)
+        tl.store(found + row * length + at, total, mask=at < length)
+
+    @triton.jit
+    def _unpooled(
+        gradient, winners, found, length, height: tl.constexpr, width: tl.constexpr,
+        rows: tl.constexpr, columns: tl.constexpr, kh: tl.constexpr, kw: tl.constexpr,
+        sh: tl.constexpr, sw: tl.constexpr, ph: tl.constexpr, pw: tl.constexpr,
+        block: tl.constexpr,
+    ):  # fmt: skip
+        at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+        plane = at // (height * width)
+        here = at % (height * width)
+        h, w = here // width + ph, here % width + pw
+        total = tl.zeros((block,), dtype=gradient.dtype.element_ty)
+        for i in tl.static_range(kh):
+            for j in tl.static_range(kw):
+                r, c = (h - i) // sh, (w - j) // sw
+                hit = (at < length) & (h >= i) & (w >= j) & (r < rows) & (c < columns)
+                hit = hit & ((h - i) % sh == 0) & ((w - j) % sw == 0)
+                place = (plane * rows + r) * columns + c
+                won = tl.load(winners + place, mask=hit, other=-1) == here
+                total += tl.load(gradient + place, mask=hit & won, other=0.0)
+        tl.store(found + at, total, mask=at < length)
