@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import fedshift as fs
+from fedshift import files
 from fedshift.engines.flower import roll
 from fedshift.engines.flower.codec import Packet
 from fedshift.engines.flower.server import ServerRun
@@ -95,3 +96,21 @@ def serve(
         carrier=lambda: carrier,
         **options,
     )
+
+
+def resumed(run: ServerRun, state: Path, out: Path) -> ServerRun:
+    """A run that died, gone on from its folder."""
+    carrier = InProcess(sites_of(federation(), state))
+    return ServerRun.resume(
+        out,
+        elsewhere(federation(), carrier),
+        method=run.method,
+        carrier=lambda: carrier,
+        warn=lambda message: None,
+    )
+
+
+def kept_at(state: Path, client: str) -> dict:
+    """What a site has kept last."""
+    newest = sorted(state.glob(f"{client}/*/kept/*.safetensors"))[-1]
+    return files.load_tensors(newest)[0]

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import fedshift as fs
-from fedshift import files, methods, tree
-from tests.engines.flower.sites import serve
+from fedshift import methods, tree
+from tests.engines.flower.sites import kept_at, resumed, serve
 from tests.methods.test_battery import COMPOSITIONS, PROTOCOL, make, start
 from tests.toys import largest_difference
 
 ALL = [name for name in methods.names() if not make(name).pooled]
-
-
-def kept_at(state: Path, client: str) -> dict:
-    """What a site has kept last."""
-    newest = sorted(state.glob(f"{client}/*/kept/*.safetensors"))[-1]
-    return files.load_tensors(newest)[0]
 
 
 @pytest.mark.parametrize("name", ALL + COMPOSITIONS)
@@ -101,18 +93,6 @@ def test_a_server_that_died_goes_on(name, tmp_path):
         again.play()
         assert tree.digest(again.selected[0]) == tree.digest(whole.selected[0])
         compare_lines(whole, again)
-
-
-def resumed(run, state, out):
-    from fedshift.engines.flower.server import ServerRun
-    from tests.engines.flower.sites import InProcess, elsewhere, sites_of
-    from tests.toys import federation
-
-    carrier = InProcess(sites_of(federation(), state))
-    view = elsewhere(federation(), carrier)
-    return ServerRun.resume(
-        out, view, carrier=lambda: carrier, warn=lambda message: None, method=run.method
-    )
 
 
 def test_every_round_is_one_exchange_and_one_more_closes(tmp_path):
