@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import pytest
 import torch
@@ -184,6 +185,30 @@ def test_dropout_lies_behind_the_first_layers():
     assert torch.equal(a, b) and not torch.allclose(a, translate(t, torch.ones(2, 4), d, d))
     score, _ = judge(c, torch.randn(2, 4), dropout=1.0)
     assert score[0] == score[1]
+
+
+def waits(steps, how):
+    """How often the host waits for the GPU while so many steps are taken."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            how(steps)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return sum("synchronizing" in str(w.message) for w in seen)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_no_step_waits_for_the_gpu():
+    z, y, d = (t.cuda() for t in domains())
+
+    def run(steps):
+        dataclasses.replace(QUICK, steps=steps).train(z.float(), y, d, 2, heads, 5)
+
+    run(5)
+    assert waits(25, run) == waits(5, run)
 
 
 def nets():

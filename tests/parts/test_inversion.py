@@ -12,6 +12,7 @@ from torch.func import functional_call
 from fedshift import keys
 from fedshift.parts import inversion
 from fedshift.parts.inversion import Inversion, length, statistics_gap
+from tests.parts.test_gan import waits
 
 Z = torch.tensor([[1.0, 0.0], [3.0, 2.0], [2.0, 4.0]], dtype=torch.float64)
 MEAN = torch.tensor([1.5, 1.0], dtype=torch.float64)
@@ -186,6 +187,22 @@ def test_in_train_mode_the_norm_uses_and_follows_each_batch():
     followed = inversion._followed(z, {n: t.clone() for n, t in old.items()})
     for n, t in followed.items():
         assert torch.allclose(t, net.norm.get_buffer(f"running_{n}"), atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("frozen", [True, False])
+def test_no_step_waits_for_the_gpu(frozen):
+    heads, norm = ({n: t.cuda() for n, t in tree.items()} for tree in (HEADS, NORM))
+    y = torch.zeros(2, 2, 8, dtype=torch.int64, device="cuda")
+    start = keys.normal(KEYS.cuda(), (2, 8, 6), torch.float64)
+    net = network(0).cuda()
+
+    def run(steps):
+        how = Inversion(batches=2, batch=8, steps=steps, frozen=frozen)
+        how.optimise(lambda t, z: functional_call(net, t, (z,)), heads, norm, y, start)
+
+    run(5)
+    assert waits(25, run) == waits(5, run)
 
 
 def test_labels_are_drawn_as_often_as_a_client_has_them():

@@ -164,10 +164,11 @@ class StarGAN:
     def critic_loss(self, nets: dict[str, Tree], batch: Batch, heads: Heads, key: Tensor) -> Tensor:
         """Real against made, domains against each other, and the slope of the score."""
         z, _, d, target = batch
-        made = self._made(nets, z, d, target).detach()
-        real, seen = self._judged(nets, z)
-        fake, _ = self._judged(nets, made)
-        loss = self.domain * F.cross_entropy(seen, d)
+        with torch.no_grad():
+            made = self._made(nets, z, d, target)
+        scores, seen = self._judged(nets, torch.cat([z, made]))
+        real, fake = scores.chunk(2)
+        loss = self.domain * F.cross_entropy(seen[: len(z)], d)
         if self.kind == "vanilla":
             return loss + F.softplus(-real).mean() + F.softplus(fake).mean()
         at = keys.uniform(key, (len(z),), z.dtype)
