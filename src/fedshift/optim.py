@@ -202,16 +202,16 @@ def _descend(params: Tensors, g: Tensors, lr: float | Tensor) -> None:
     """params -= lr * g, in place and in one pass; a rate on the device stays there."""
     if not isinstance(lr, Tensor):
         torch._foreach_add_(params, g, alpha=-lr)
-    elif lr.is_cuda and len({p.dtype for p in params}) == 1 and _contiguous(params):
-        # the kernel of torch.optim.SGD(fused=True): a product with a 0-d tensor is several times
-        # slower on a GPU
+    elif lr.is_cuda and all(p.dtype == torch.float32 and p.is_contiguous() for p in params):
+        # the kernel of torch.optim.SGD(fused=True), which takes the rate in float32 alone: a
+        # product with a 0-d tensor is several times slower on a GPU
         torch._fused_sgd_(
             params,
             [d if d.stride() == p.stride() else d.contiguous() for p, d in zip(params, g)],
             [],
             weight_decay=0.0,
             momentum=0.0,
-            lr=lr.to(params[0].dtype),
+            lr=lr.to(torch.float32),
             dampening=0.0,
             nesterov=False,
             maximize=False,
@@ -220,10 +220,6 @@ def _descend(params: Tensors, g: Tensors, lr: float | Tensor) -> None:
     else:
         for p, d in zip(params, g, strict=True):
             p.addcmul_(d, lr.to(p.dtype), value=-1.0)
-
-
-def _contiguous(tensors: Tensors) -> bool:
-    return all(t.is_contiguous() for t in tensors)
 
 
 def _add(params: Tensors, delta: Tensors, active: Tensor | None) -> None:
