@@ -81,7 +81,7 @@ class Flat(Staged):
 
 
 def client_terms(method, rounds=1, gen_batch=4):
-    """Loss terms where every generated feature is (1, 1) and the batch's are (2, 0) and (0, 2)."""
+    """Loss terms where every generated feature is (1, 1) and both of the batch's are (2, 0)."""
     model = Flat().double()
     facts = Facts("classification", 3, (2,), ("a",), width=2)
     server = method.init_server({"head.weight": model.head.weight.detach()}, facts)
@@ -104,18 +104,18 @@ def client_terms(method, rounds=1, gen_batch=4):
         protocol=PROTOCOL,
     )
     net = Net(model)
-    out = net.output(torch.tensor([[2.0, 0], [0, 2]], dtype=D))
+    out = net.output(torch.tensor([[2.0, 0], [2, 0]], dtype=D))
     return method.loss(out, torch.tensor([0, 1]), ctx, net), model.head.weight
 
 
 def test_the_terms_of_a_client_by_hand():
-    """Both samples' logits, (2, 0, 0) and (0, 2, 0), are as far from the target's (1, 1, 0)."""
+    """Both samples' logits are (2, 0, 0), the target's (1, 1, 0)."""
     terms, weight = client_terms(small(alpha=10.0, beta=10.0, gen_batch=4))
     # a_1 = b_1 = 9.8; four generated features beside two samples count twice
     assert terms["consistency"].item() == pytest.approx(9.8 * 0.377550, abs=1e-5)
     (grad,) = torch.autograd.grad(terms["consistency"], weight)
     p = torch.tensor([1.0, 1, 0], dtype=D).softmax(0)
-    x = torch.tensor([[2.0, 0], [0, 2]], dtype=D)
+    x = torch.tensor([[2.0, 0], [2, 0]], dtype=D)
     q = (x @ weight.detach().T).softmax(1)
     # the student's gradient (q - p) x, a mean over samples; the target has none
     assert torch.allclose(grad, 9.8 * (q - p).T @ x / 2, atol=1e-12)
@@ -462,6 +462,17 @@ def test_counts_go_up_only_where_they_are_asked_for():
         for row, client in enumerate(run.federation.clients if sent else ()):
             counts = torch.bincount(client.train.y, minlength=CLASSES) + 1
             assert result.extras["fedgenp/counts"][row].tolist() == counts.tolist()
+
+
+def test_only_running_statistics_of_batch_norm_stay():
+    module = nn.Module()
+    module.register_buffer("running_mean", torch.zeros(1))
+    norm = nn.BatchNorm1d(1)
+    for bn, kept in (("client", "kept"), ("aggregate", "both")):
+        method = FedGenP(bn=bn)
+        assert method.scope("other.running_mean", module).share == "both"
+        assert method.scope("norm.weight", norm).share == "both"
+        assert method.scope("norm.running_mean", norm).share == kept
 
 
 def test_a_federation_that_lacks_a_class():
