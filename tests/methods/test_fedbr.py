@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -283,7 +284,7 @@ def test_blends_change_with_every_step(tmp_path):
     for step in range(2):
         work.t.fill_(step)
         ctx = run.method._mine(method, trip._ctx({**work.dyn, **trip._moment(work)}, "model"))
-        blend, q = method._pseudo(x, y, ctx)
+        blend, q = method._pseudo(SimpleNamespace(x=x), y, ctx)
         partner = keys.integers(keys.fold_in(ctx.key, "mix"), 5, (6, 2))
         base = work.dyn["fixed"]["fedbr/pseudo"]
         assert torch.allclose(blend, (base + x[partner[:, 0]] + x[partner[:, 1]]) / 3)

@@ -68,7 +68,7 @@ from torch.nn import functional as F
 
 from fedshift import keys
 from fedshift.data.in_memory import inputs
-from fedshift.errors import BadData, BadModel, BadValue, CannotCombine
+from fedshift.errors import BadData, BadValue, CannotCombine
 from fedshift.federation import Facts
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Data, Method, Phase, Report, Scope, Stage, State, Uploads
@@ -152,8 +152,8 @@ class FedBR(Method):
         """Attach the projection head."""
         if facts.task != "classification":
             raise BadData(f"fedbr learns classification, not {facts.task}: choose another method")
-        if self.size == 1 and not self._idle and normalises(model):
-            raise BadModel("fedbr.size is 1, which a batch norm cannot normalise: set it to 2")
+        if not self._idle:
+            pseudo.check_size(self.size, model, "fedbr.size")
         if self.mu > 0 and self.head != "none":
             paper = self.head == "paper"
             hidden, out = (256, 128) if paper else (2 * facts.width, facts.width)
@@ -245,7 +245,7 @@ class FedBR(Method):
                 f"fedbr has no pseudo-data yet in the stage '{ctx.stage}': name it before the "
                 "method that this stage belongs to"
             )
-        x, q = self._pseudo(out.x, y, ctx)
+        x, q = self._pseudo(out, y, ctx)
         if ctx.phase == UP:  # the extractor is only looked at
             still = net.aside(grad=False)
             return {"gap": self._gap(x, still.features(x), still.features(out.x), ctx, net)}
@@ -257,14 +257,14 @@ class FedBR(Method):
             terms["undecided"] = self.lam * F.cross_entropy(shown.head(z), q)
         return terms
 
-    def _pseudo(self, x: Tensor, y: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
-        """The pseudo-data of this step, and their labels."""
-        base, classes = ctx.fixed["pseudo"], ctx.facts.classes
-        q = base.new_full((len(base), classes), 1.0 / classes)
+    def _pseudo(self, out: Output, y: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
+        """The pseudo-data of this step, and their labels q."""
+        x, classes = ctx.fixed["pseudo"], ctx.facts.classes
+        q = x.new_full((len(x), classes), 1.0 / classes)
         if not self._blends:
-            return base, q
-        partner = keys.integers(keys.fold_in(ctx.key, "mix"), len(x), (len(base), self.mix))
-        return pseudo.mixed(base, x[partner]), pseudo.mixed(q, soft(y, classes, base)[partner])
+            return x, q
+        key, labels = keys.fold_in(ctx.key, "mix"), soft(y, classes, x)
+        return pseudo.blended(x, q, out.x, labels, key, self.mix)
 
     def _gap(self, x: Tensor, own: Tensor, local: Tensor, ctx: Ctx, net: Net) -> Tensor:
         """L_con of features of pseudo-data x and of the batch, over the rows that both have."""
@@ -281,8 +281,3 @@ class FedBR(Method):
 def received(x: Tensor, ctx: Ctx, net: Net) -> Tensor:
     """f_g(x): by the model as the trip began, without dropout, normalised by the batch."""
     return net.at(ctx.initial, by_batch=True).features(x)
-
-
-def normalises(model: nn.Module) -> bool:
-    """Whether a model has batch norms."""
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())

@@ -1,17 +1,17 @@
 """Pseudo-data: means of several samples, which stand for data that must not be shown.
 
 A client makes means of its own samples (`means_of`), the server draws from what came (`collected`,
-`pooled`), or makes means of public data (`means_at`); `mixed` blends them with a client's batch.
+`pooled`), or makes means of public data (`means_at`); `blended` mixes them with a client's batch.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedshift import keys
 from fedshift.data.in_memory import inputs
-from fedshift.errors import BadData
+from fedshift.errors import BadData, BadModel
 from fedshift.method import Data, Uploads
 from fedshift.tree import Tree
 
@@ -27,6 +27,13 @@ def check_public(path: str, shape: tuple[int, ...]) -> None:
             f"{path} holds samples of shape {found}, and the clients' have {shape}: resize them to "
             "one shape"
         )
+
+
+def check_size(size: int, model: nn.Module, where: str) -> None:
+    """Refuse one pseudo-datum alone where a batch norm would have to normalise it."""
+    norms = (nn.modules.batchnorm._BatchNorm,)
+    if size == 1 and any(isinstance(m, norms) for m in model.modules()):
+        raise BadModel(f"{where} is 1, which a batch norm cannot normalise: set it to 2 or more")
 
 
 def quota(count: int, givers: int, donors: str) -> int:
@@ -119,6 +126,14 @@ def pooled(means: Tensor, key: Tensor, count: int, weights: Tensor | None = None
     u = keys.uniform(key, (count,), torch.float64)
     client = torch.searchsorted(share, u, right=True).clamp_max(clients - 1)
     return means[client, rank % own]
+
+
+def blended(
+    x_p: Tensor, q: Tensor, x: Tensor, y: Tensor, key: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
+    """Pseudo-data x_p with labels q, each mixed with so many random samples of a batch (x, y)."""
+    partners = keys.integers(key, len(x), (len(x_p), count))
+    return mixed(x_p, x[partners]), mixed(q, y[partners])
 
 
 def mixed(pseudo: Tensor, others: Tensor) -> Tensor:
