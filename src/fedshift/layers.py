@@ -361,11 +361,19 @@ class _BatchNorm(torch.autograd.Function):
         )
         if x.stride(2) > x.stride(1):  # lies as [K, C, B, H, W]
             maps = x.transpose(1, 2)
-            y = F.batch_norm(maps.reshape(1, len(maps[0]) * clients, -1), mean, var, w, b, *how)
+            y = _normalised(maps.reshape(1, len(maps[0]) * clients, -1), mean, var, w, b, how)
             return y.reshape(maps.shape).transpose(1, 2), 0
         maps = x.transpose(0, 1)
-        y = F.batch_norm(maps.reshape(len(maps), -1, *x.shape[3:]), mean, var, w, b, *how)
+        y = _normalised(maps.reshape(len(maps), -1, *x.shape[3:]), mean, var, w, b, how)
         return y.reshape(maps.shape).transpose(0, 1), 0
+
+
+def _normalised(
+    maps: Tensor, mean: Any, var: Any, w: Any, b: Any, how: tuple[bool, float, float]
+) -> Tensor:
+    """batch_norm; in float64 by torch's own kernels, since cuDNN's gradient loses digits there."""
+    library = maps.dtype != torch.float64 and torch.backends.cudnn.enabled
+    return torch.batch_norm(maps, w, b, mean, var, *how, library)
 
 
 def _batch_norm(
