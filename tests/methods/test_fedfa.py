@@ -108,6 +108,27 @@ def test_memory_of_the_averages():
     assert not any(k for k in runs["reset"][0].progress.kept.values())
 
 
+def test_momentum_is_the_weight_of_what_was_before():
+    """At rate 0, on the whole of its data in each step: m + alpha^2 (start - m) after two steps."""
+    still = PROTOCOL.replace(rounds=1, lr=0.0, batch=12, steps=2)
+    ends = {}
+    for a in (0.0, 0.6):
+        Watched.seen.clear()
+        method = Watched(p=1.0, momentum=a)
+        start(method, still, federation((12, 12))).play()
+        ends[a] = Watched.seen[0]["a"]["fedfa_conv.average"]
+    begin = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    assert torch.allclose(ends[0.6], ends[0.0] + 0.6**2 * (begin - ends[0.0]))
+
+
+def test_every_switch_reaches_the_layers():
+    options = {"p": 0.3, "momentum": 0.6, "std": 0.2, "fusion": "direct", "unbiased": True}
+    for source in ("both", "client", "random"):
+        made = start(FedFA(variance=source, **options)).plan.model.get_submodule("fedfa_conv")
+        found = (made.p, made.momentum, made.random_std, made.fusion, made.unbiased, made.source)
+        assert found == (*options.values(), source)
+
+
 def test_averages_move_only_when_a_layer_acts():
     """With momentum 0 the weight of the past is 0 after the first act, and 1 before it."""
     _, always = watch(PROTOCOL.replace(rounds=1), p=1.0, momentum=0.0)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
+from torch import nn
 
 import fedshift as fs
 from fedshift import methods
+from fedshift.federation import Samples
 from fedshift.hparam import hypers
+from fedshift.method import State, Uploads
 from fedshift.methods.fedfa import FedFA
 from fedshift.methods.fedfa_h import FedFAH
 from fedshift.methods.fedfa_plus import FedFAPlus
+from fedshift.net import Net
+from fedshift.parts.histogram import histogram, limits
 from tests.methods.test_battery import start, state
 from tests.methods.test_fedfa import SMALL, Channels, extra_bytes
-from tests.toys import largest_difference
+from tests.methods.test_fedfa_h import features
+from tests.toys import federation, largest_difference
 
 PROTOCOL = fs.Protocol(rounds=3, epochs=1, batch=5, lr=0.1, participation=2)
 
@@ -65,6 +73,45 @@ def test_the_aligned_features_are_the_augmented_ones():
     )
     terms = [run.lines[-1]["loss"]["histogram"] for run in (quiet, loud)]
     assert terms[0] != pytest.approx(terms[1], rel=0.05)
+
+
+def test_histograms_that_go_up_are_of_features_that_nobody_moved():
+    """One client: the global model is its own, and with p = 1 a layer would act on every batch."""
+    fed = federation((17,))
+    run = start(FedFAPlus(p=1.0), PROTOCOL.replace(rounds=1, participation=1.0), fed).play()
+    maps = features(run)
+    own = limits(maps)
+    kept = run.progress.kept["a"]
+    assert torch.allclose(kept["fedfa-plus/low"], own[0])
+    assert torch.allclose(kept["fedfa-plus/high"], own[1])
+    found = run.progress.server.methods["fedfa-plus"].tensors["histogram"]
+    assert torch.allclose(found, histogram(maps, own, 8, 0.01), atol=1e-10)
+
+
+def test_a_stage_without_training_leaves_the_server_as_it_was():
+    """Reports of such a stage come without models: no averages have moved, no features changed."""
+    one = torch.ones(1)
+    extras = {"fedfa_conv.average": torch.rand(1, 2, 4), "histogram": torch.rand(1, 4, 8)}
+    combined = {"histogram": extras["histogram"][0]}
+    uploads = Uploads(("a",), one, one, {}, extras, combined, 1, 0, "collect")
+    new, server = {"fedfa_conv.variance": torch.ones(2, 4)}, State()
+    assert FedFAPlus().after(new, uploads, server, Net(nn.Identity()), 0) == (new, server)
+
+
+def test_hard_clients_on_both_engines():
+    """One class, two samples, and a client whose last batches are topped up: all stay finite."""
+    whole = federation((17, 9, 12))
+    train = whole["a"].train
+    a = dataclasses.replace(whole["a"], train=Samples(train.x[train.y == 0], train.y[train.y == 0]))
+    first = whole["b"].train
+    b = dataclasses.replace(whole["b"], train=Samples(first.x[:2], first.y[:2]))
+    fed = fs.Federation("hard", (a, b, whole["c"]), whole.classes, whole.pipeline)
+    runs = [
+        start(FedFAPlus(tau=0.1), PROTOCOL.replace(participation=1.0), fed, e).play()
+        for e in ("loop", "stacked")
+    ]
+    assert all(t.isfinite().all() for t in state(runs[0]).values())
+    assert largest_difference(state(runs[0]), state(runs[1])) < 1e-9
 
 
 @pytest.mark.parametrize("name", ["fedfa-plus+fedbn", "fedfa-plus+mixup"])

@@ -13,6 +13,7 @@ from fedshift.parts.ffa import (
     deviation,
     from_sums,
     modulation,
+    normal,
     shared_variance,
 )
 from fedshift.parts.style import as_maps, moments
@@ -37,7 +38,7 @@ def jitter(made: FFA, x: torch.Tensor = X, noise: torch.Tensor = NOISE) -> torch
     return made.jitter(maps, made.style(maps), noise, torch.tensor(True)).reshape(x.shape)
 
 
-def near(found, expected, digits: float = 1e-6) -> None:
+def near(found, expected, digits: float = 5.1e-7) -> None:
     assert torch.allclose(found, torch.tensor(expected, dtype=D), rtol=0, atol=digits), found
 
 
@@ -123,13 +124,37 @@ def test_the_chance_to_act():
     assert sum(acted) / 400 == pytest.approx(0.3, abs=0.07)
 
 
-def test_fixed_jitter_moves_means_by_its_standard_deviation():
-    made = FFA(4, 9, p=1.0, source="random", std=0.5).train()
-    x = keys.normal(keys.as_tensor(1), (4096, 4, 3, 3))
+@pytest.mark.parametrize("std", [0.5, 0.1])
+def test_fixed_jitter_moves_both_statistics_by_its_standard_deviation(std):
+    made = FFA(4, 9, p=1.0, source="random", std=std).train()
+    x = 5.0 * keys.normal(keys.as_tensor(1), (4096, 4, 3, 3))
     with keyed(keys.as_tensor(2)):
-        change = (made(x) - x).mean((2, 3))
-    assert change.std().item() == pytest.approx(0.5, abs=0.01)
+        change = moments(as_maps(made(x))) - moments(as_maps(x))
+    assert change.std((1, 2)).tolist() == pytest.approx([std, std], rel=0.03)
+    assert change.mean((1, 2)).tolist() == pytest.approx([0, 0], abs=4 * std / 128)
+    assert abs(torch.corrcoef(change.flatten(1))[0, 1].item()) < 4 / 128
     assert list(made.buffers()) == []
+
+
+def test_normal_numbers_have_the_normal_distribution():
+    """Phi(e) = u + 2^-25; the ends of the range of u are finite and alike."""
+    u = keys.uniform(keys.as_tensor(4), (1000,)).double()
+    assert torch.allclose(torch.special.ndtr(normal(u)), u + 2**-25, rtol=0, atol=1e-12)
+    low, high = normal(torch.tensor([0.0, 1 - 2**-24]))
+    assert low == -high and 5.4 < high < 5.5
+
+
+@pytest.mark.parametrize("positions", [4, 1])
+def test_samples_and_channels_have_draws_of_their_own_and_positions_share_them(positions):
+    x = keys.normal(keys.as_tensor(5), (6, 5, positions), D)
+    made = FFA(5, positions, p=1.0, source="random").double().train()
+    with keyed(keys.as_tensor(6)):
+        y = made(x.unsqueeze(3)).squeeze(3)
+    moved = (y - x)[..., 0] if positions == 1 else y.mean(2) - x.mean(2)
+    assert len(set(moved.flatten().tolist())) == 30
+    if positions > 1:  # a straight line for each sample and channel: differences keep their ratio
+        ratio = (y - y.mean(2, keepdim=True)) / (x - x.mean(2, keepdim=True))
+        assert torch.allclose(ratio, ratio[..., :1].expand_as(ratio))
 
 
 def test_equal_samples_have_no_client_variance():

@@ -25,8 +25,9 @@ Since limits are a client's own, it aligns the shapes of distributions, not thei
 
 Down the mean histogram and up the client's, C x L floats each (16 KiB a round together for 256
 channels and 8 bins); no histogram goes down in the first round. The server needs the plain mean
-over clients only, which a secure sum can carry. Clients keep the limits of their channels, which
-come from one pass over their data after training; the histogram takes a second pass.
+over clients only, which a secure sum can carry. Clients keep the limits of their channels. Limits
+and histogram come from one pass over a client's data after training, in evaluation mode; sites of
+more than 32 batches, whose maps are not held, take a second one.
 
 ## Differences from the released code
 
@@ -119,7 +120,7 @@ class FedFAH(Method):
         bounds = ctx.kept["low"], ctx.kept["high"]
         known = (bounds[1] > bounds[0]).any().to(z.dtype)  # 0 before the client's first pass
         if self.value_range == "batch":
-            bounds, known = limits(z.detach()), torch.ones_like(known)
+            bounds, known = limits(z), torch.ones_like(known)
         apart = symmetric_kl(histogram(z, bounds, self.bins, self.tau), ctx.received["histogram"])
         total = apart.mean() if self.reduction == "mean" else apart.sum()
         return {"histogram": self.align * known * total}

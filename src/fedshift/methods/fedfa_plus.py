@@ -15,8 +15,8 @@ is taken behind the layer.
 
 ## When to use it
 
-As FedFA, where one global model has to serve sites of different style; the alignment costs two more
-passes over the data each round. With local batch norm it is `fedfa-plus+fedbn`.
+As FedFA, where one global model has to serve sites of different style; the alignment costs another
+pass over the data each round, two on large sites. With local batch norm it is `fedfa-plus+fedbn`.
 
 ## What crosses the wire
 

@@ -15,7 +15,7 @@ from fedshift.method import Data
 from fedshift.tree import Tree
 
 EPS = 1e-8  # under logarithms, and the narrowest range of values that is stretched to 0 … 1
-HELD = 8  # passes hold so many batches of maps, about the memory of a training step
+HELD = 8  # so many batches of maps, of four training batches each, are held for a second look
 
 
 def cuts(bins: int, like: Tensor) -> Tensor:
@@ -46,10 +46,12 @@ def soft_bins(z: Tensor, bins: int = 8, tau: float = 0.01) -> Tensor:
 def limits(maps: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The least and the largest value of each channel of maps [B, C, P]; masked samples are out.
 
+    They are constants: no gradient flows through them.
+
     >>> limits(torch.tensor([[[1.0, 2.0]], [[0.0, 9.0]]]), torch.tensor([True, False]))
     (tensor([1.]), tensor([2.]))
     """
-    low, high = maps.amin(dim=2), maps.amax(dim=2)
+    low, high = maps.detach().amin(dim=2), maps.detach().amax(dim=2)
     if mask is not None:
         low = low.masked_fill(~mask.unsqueeze(1), float("inf"))
         high = high.masked_fill(~mask.unsqueeze(1), float("-inf"))
