@@ -1,9 +1,13 @@
-"""Passes through a model that must not disturb another: teachers, and looks aside."""
+"""Passes that must not disturb one another, and what is measured on a model."""
 
+import pytest
 import torch
+from torch import nn
 
-from fedshift.net import Net
-from tests.toys import ToyNet
+import fedshift as fs
+from fedshift.errors import BadModel
+from fedshift.net import Net, measure
+from tests.toys import ToyNet, federation, largest_difference
 
 
 def network() -> ToyNet:
@@ -44,3 +48,52 @@ def test_what_moves_buffers_later_does_not_change_a_gradient_at_eval():
     loss = net.at({}, grad=True).features(x()).square().sum()
     net.features(x(5.0))  # moves running statistics before the backward pass
     assert torch.equal(torch.autograd.grad(loss, model.conv[0].weight)[0], expected)
+
+
+def test_stages_are_named_in_the_order_in_which_they_run():
+    model = network()
+    assert list(measure(model, (1, 6, 6))[1]) == ["conv", "hidden"]
+    model.stages = ("hidden", "conv")
+    model.features = lambda x: model.hidden(model.conv(x))
+    with pytest.raises(BadModel, match="run as conv, hidden: name them in that order"):
+        measure(model, (1, 6, 6))
+
+
+class Tied(ToyNet):
+    """Two layers of one weight, and a head."""
+
+    stages = ()
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.0)
+        self.conv = nn.Flatten()
+        self.hidden = nn.Linear(36, 36)
+        self.again = nn.Linear(36, 36)
+        self.again.weight = self.hidden.weight
+        self.head = nn.Linear(36, 3)
+
+    def features(self, x):
+        return self.again(self.hidden(self.conv(x)).tanh()).tanh()
+
+
+def test_a_weight_that_two_layers_share_is_one_weight_on_every_engine():
+    """One client, whole batches: torch's own SGD on the plain module says what must come out."""
+    protocol = fs.Protocol(rounds=1, steps=3, batch=5, lr=0.1, momentum=0.5)
+    fed = federation((5,))
+    runs = [
+        fs.Run(fed, "fedavg", protocol, Tied, engine=e, workers=1, dtype="float64", device="cpu")
+        for e in ("loop", "stacked")
+    ]
+    plain = Tied().double()
+    plain.load_state_dict(runs[0].progress.server.model, strict=False)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        samples = fed.clients[0].train
+        nn.functional.cross_entropy(plain(samples.x), samples.y).backward()
+        optimizer.step()
+    wanted = {n: t.detach() for n, t in plain.named_parameters()}
+    assert "again.weight" not in wanted and "again.bias" in wanted
+    for run in runs:
+        assert largest_difference(run.play().progress.server.model, wanted) < 1e-12
+        assert run.engine_name == ("loop" if run is runs[0] else "stacked")

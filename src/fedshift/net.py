@@ -192,8 +192,17 @@ def eval_mode(model: nn.Module, but: tuple[type[nn.Module], ...] = ()) -> Iterat
 
 
 def tensors_of(model: nn.Module) -> Tree:
-    """All parameters and persistent buffers of a model, by name."""
-    return dict(model.state_dict(keep_vars=True))
+    """All parameters and persistent buffers of a model, by name; a shared one by its first.
+
+    >>> two = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    >>> two[1].weight = two[0].weight
+    >>> list(tensors_of(two))
+    ['0.weight']
+    """
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        found.setdefault(id(tensor), (name, tensor))
+    return dict(found.values())
 
 
 def owners(model: nn.Module) -> dict[str, nn.Module]:
@@ -240,12 +249,18 @@ def measure(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, dict[str, tu
     stages: tuple[str, ...] = tuple(getattr(model, "stages", ()))
     with torch.no_grad(), eval_mode(model), tapped(model, stages, seen):
         z = model.features(probe)  # type: ignore[operator]
+        model.head(z)  # type: ignore[operator]
     for stage in stages:
         if stage not in seen:
             raise BadModel(
                 f"stage '{stage}' never runs in features(x): name stages that the features pass "
                 "through"
             )
+    if tuple(seen) != stages:
+        raise BadModel(
+            f"stages are named as {', '.join(stages)}, but run as {', '.join(seen)}: name them in "
+            "that order"
+        )
     return z.shape[-1], {s: tuple(seen[s].shape[1:]) for s in stages}
 
 

@@ -15,6 +15,7 @@ from fedshift.draws import uses_randomness
 from fedshift.errors import BadData, BadModel
 from fedshift.federation import Facts, Federation
 from fedshift.method import Phase, Scope
+from fedshift.models.contract import first_line
 from fedshift.models.probing import unkeyed
 from fedshift.models.spec import seeded
 from fedshift.net import clone, eval_mode, measure, owners, tensors_of
@@ -127,7 +128,15 @@ def make(
     from the seed, so that everybody who builds the plan has the same.
     """
     base = clone(model).to(device=device, dtype=DTYPES[dtype])
-    width, shapes = measure(base, facts.shape)
+    try:
+        width, shapes = measure(base, facts.shape)
+    except (RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, BadModel):
+            raise
+        raise BadModel(
+            f"the model does not run in {dtype} ({first_line(error)}): let it keep to the type and "
+            "device of its input"
+        ) from error
     facts = dataclasses.replace(facts, width=width, stage_shapes=shapes, pipeline=pipeline)
     with seeded(keys.fold(seed, "build")):
         built = method.build(base, facts).to(device=device, dtype=DTYPES[dtype])

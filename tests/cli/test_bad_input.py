@@ -182,6 +182,20 @@ def test_stages_that_the_model_does_not_have(capsys, tmp_path):
     assert call(capsys, *own, "--stages", "conv1").code == 0
 
 
+def test_a_model_that_does_not_run_in_the_type_of_the_run(capsys, tmp_path):
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__()\n"
+        "        self.fc = nn.Linear(256, classes).double()\n"
+        "    def forward(self, x):\n"
+        "        return self.fc(x.flatten(1).double())\n"
+    )
+    error = call(capsys, "run", "fedavg", *QUICK[2:], "--model", "net.py:Net", "--head", "fc").error
+    assert "does not run in float32" in error and "type" in error
+
+
 def test_a_corrupt_checkpoint(capsys, tmp_path):
     assert call(capsys, "run", "fedavg", *QUICK, "--out", "done").code == 0
     (found,) = (tmp_path / "done" / "checkpoint").glob("*/tensors.safetensors")

@@ -34,9 +34,10 @@ def test_check_changes_nothing():
 @pytest.mark.parametrize(
     ("net", "message"),
     [
-        (nn.Linear(2, 2), r"'Linear' has no features\(x\): inherit from fedshift.models.Staged"),
+        (nn.Linear(2, 2), r"'Linear' has no features\(x\): name its stages and head"),
         (Net(stages=("ones",)), "has no stage 'ones': did you mean one"),
         (Net(stages="one"), "give a tuple"),
+        (Net(stages=("one", "one")), "has stage 'one' twice: name it once"),
         (Net(width=5), r"head\(z\) fails on an input of shape \(2, 12\): RuntimeError"),
         (Net(width=12, classes=3), r"head gives shape \[2, 3\].* data have 2 classes"),
     ],

@@ -61,10 +61,10 @@ def test_called_with_what_it_takes(nets, factory):
     ("attribute", "message"),
     [
         ("Nett", "has no 'Nett': did you mean Net"),
-        ("broken", "RuntimeError: no such luck; give what it needs in kwargs"),
+        ("broken", "RuntimeError: no such luck; give what it needs a default"),
         ("three", "needs 'a', which is not known here"),
         ("nothing", "made NoneType, not a torch.nn.Module"),
-        ("Net", r"has no features\(x\): inherit"),
+        ("Net", r"has no features\(x\): name its stages and head"),
         ("WIDTH", "is int, not a class or function"),
     ],
 )
@@ -120,3 +120,14 @@ def test_stages_without_a_head():
         models.build(nn.Sequential(nn.Flatten(), nn.Linear(256, 3)), SHAPE, 3, key=0, stages=("0",))
     with pytest.raises(BadModel, match="unknown entries klass"):
         ModelSpec.from_dict({"name": "mlp", "klass": 3})
+
+
+def test_lazy_layers_get_their_sizes_and_weights_from_the_key():
+    def lazy(classes):
+        return nn.Sequential(nn.Flatten(), nn.LazyLinear(7), nn.LazyLinear(classes))
+
+    a, b = (models.build(lazy, SHAPE, 3, key=1, head="2") for _ in range(2))
+    assert a.head.weight.shape == (3, 7) and torch.equal(a.head.weight, b.head.weight)
+    assert a.training
+    with pytest.raises(BadModel, match=r"forward\(x\) fails on an input of shape \(2, 1, 16, 16\)"):
+        models.build(lambda c: nn.LazyConv3d(c, 99), SHAPE, 3, key=1, head="0")

@@ -132,13 +132,13 @@ def check(model: nn.Module, shape: tuple[int, ...], classes: int, name: str = ""
     model = copy.deepcopy(model).eval()
     x = probe(model, shape)
     with torch.no_grad():
-        z = _try(model.features, x, f"{where}: features(x)")
+        z = attempt(model.features, x, f"{where}: features(x)")
         if not isinstance(z, Tensor) or z.dim() != 2 or len(z) != len(x):
             raise BadModel(
                 f"{where}: features(x) gives {_shape(z)} for {len(x)} samples of shape "
                 f"{tuple(shape)}: it must give [B, D], so flatten or pool before the head"
             )
-        logits = _try(model.head, z, f"{where}: head(z)")
+        logits = attempt(model.head, z, f"{where}: head(z)")
         if not isinstance(logits, Tensor) or logits.shape != (len(x), classes):
             raise BadModel(
                 f"{where}: the head gives {_shape(logits)} for {len(x)} samples, but the data have "
@@ -153,14 +153,16 @@ def check_parts(model: nn.Module, where: str) -> None:
 
     >>> check_parts(nn.Linear(2, 2), "model 'Linear'")
     Traceback (most recent call last):
-    fedshift.errors.BadModel: model 'Linear' has no features(x): inherit from \
-fedshift.models.Staged, or name its stages and head (stages=("conv1", "conv2"), head="fc")
+    fedshift.errors.BadModel: model 'Linear' has no features(x): name its stages and head \
+(--stages conv1,conv2 --head fc; stages=("conv1", "conv2"), head="fc" in Python), or inherit \
+from fedshift.models.Staged
     """
     for part in ("features(x)", "head"):
         if not callable(getattr(model, part.removesuffix("(x)"), None)):
             raise BadModel(
-                f"{where} has no {part}: inherit from fedshift.models.Staged, or name its stages "
-                'and head (stages=("conv1", "conv2"), head="fc")'
+                f"{where} has no {part}: name its stages and head (--stages conv1,conv2 --head fc; "
+                'stages=("conv1", "conv2"), head="fc" in Python), or inherit from '
+                "fedshift.models.Staged"
             )
     stages = getattr(model, "stages", None)
     if isinstance(stages, str) or not all(isinstance(s, str) for s in stages or ()):
@@ -169,6 +171,8 @@ fedshift.models.Staged, or name its stages and head (stages=("conv1", "conv2"), 
         raise BadModel(f"{where} has no stages: give a tuple of the paths of submodules, in order")
     for stage in stages:
         submodule(model, stage, "stage", where)
+        if list(stages).count(stage) > 1:
+            raise BadModel(f"{where} has stage '{stage}' twice: name it once")
 
 
 def probe(model: nn.Module, shape: tuple[int, ...], batch: int = 2) -> Tensor:
@@ -184,7 +188,7 @@ def probe(model: nn.Module, shape: tuple[int, ...], batch: int = 2) -> Tensor:
 
 def _check_whole(model: nn.Module, x: Tensor, logits: Tensor, where: str) -> None:
     """forward must be head(features(x)): methods call the parts, evaluation calls the whole."""
-    whole = _try(model, x, f"{where}: forward(x)")
+    whole = attempt(model, x, f"{where}: forward(x)")
     if not isinstance(whole, Tensor) or whole.shape != logits.shape or not _close(whole, logits):
         raise BadModel(
             f"{where}: forward(x) differs from head(features(x)): let forward return exactly that "
@@ -196,7 +200,8 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=1e-4, atol=1e-5 * float(b.abs().max().clamp_min(1.0)))
 
 
-def _try(part: Any, x: Tensor, what: str) -> Any:
+def attempt(part: Any, x: Tensor, what: str) -> Any:
+    """Call a part of a model; what it raises becomes one line."""
     try:
         return part(x)
     except Exception as error:

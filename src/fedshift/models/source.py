@@ -138,7 +138,7 @@ def call(
     except Exception as error:
         raise BadModel(
             f"{where} could not be built for samples of shape {shape} and {classes} classes: "
-            f"{first_line(error)}; give what it needs in kwargs"
+            f"{first_line(error)}; give what it needs a default (in Python: a value in kwargs)"
         ) from error
     if not isinstance(model, nn.Module):
         raise BadModel(f"{where} made {type(model).__name__}, not a torch.nn.Module: return one")
@@ -168,7 +168,10 @@ def _arguments(
             named[p.name] = known
     missing = [p.name for p in plain if p.default is p.empty and p.name not in {**named, **kwargs}]
     if missing and (named or kwargs or len(missing) > 2):
-        raise BadModel(f"{where} needs '{missing[0]}', which is not known here: give it in kwargs")
+        raise BadModel(
+            f"{where} needs '{missing[0]}', which is not known here: give it a default "
+            "(in Python: a value in kwargs)"
+        )
     by_place: list[Any] = [shape, classes]
     return by_place[2 - len(missing) :], {**named, **kwargs}
 

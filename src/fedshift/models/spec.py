@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from fedshift import keys
 from fedshift.errors import BadModel
 from fedshift.models import contract, registry, source
 from fedshift.models.adapter import Adapted, adapt, verify
+from fedshift.net import eval_mode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,13 +123,13 @@ class ModelSpec:
     def build(self, shape: tuple[int, ...], classes: int, key: int) -> nn.Module:
         """The model, checked; see `build`."""
         with seeded(keys.fold(key, "model")):
-            model = self._construct(tuple(shape), classes)
+            model = _with_sizes(self._construct(tuple(shape), classes), tuple(shape), self.name)
         if self.head:
             model = adapt(model, self.stages, self.head)
         elif self.stages and self._fits(model):
             vars(model)["stages"] = self.stages  # the model's own head, other places for layers
         elif self.stages:
-            raise BadModel(f"model '{self.name}' has stages but no head: name it too (head='fc')")
+            raise BadModel(f"model '{self.name}' has stages but no head: name it too (--head fc)")
         if isinstance(model, Adapted):
             verify(model, shape, classes, self.name)
         else:
@@ -181,6 +183,15 @@ def build(
     True
     """
     return ModelSpec.of(model, stages, head, kwargs).build(shape, classes, key)
+
+
+def _with_sizes(model: nn.Module, shape: tuple[int, ...], name: str) -> nn.Module:
+    """The model, whose lazy layers have seen a sample and so have their weights."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    if any(nn.parameter.is_lazy(t) for t in tensors):
+        with torch.no_grad(), eval_mode(model):
+            contract.attempt(model, torch.zeros(2, *shape), f"model '{name}': forward(x)")
+    return model
 
 
 @contextlib.contextmanager
