@@ -12,13 +12,14 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help env demo test lint types format bench clean
+.PHONY: help env demo test lint types format docs bench clean
 
 help:
 	@echo "make demo    compare six methods on the embedded digits; report in $(DEMO)"
 	@echo "make test    run the tests"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff rewrite the files"
+	@echo "make docs    make docs/methods/ from the methods; train those without a curve"
 	@echo "make bench   measure the speed of the engines"
 	@echo "make clean   remove the environment and caches (not the runs)"
 
@@ -53,6 +54,9 @@ types: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(STAMP)
+	$(BIN)/python -m docs.make
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/speed

@@ -72,9 +72,10 @@ def curves(runs: Sequence[RunRecord], split: str = "test", view: str = "") -> st
         series[method] = {r: Value.of(found[r]) for r in sorted(found)}
     words = {"test": "Test", "val": "Validation"}[split]
     personal = ", personal models" if view == "personal" else ""
-    return _draw(
+    title = f"{words} {runs[0].metric}{personal}, mean of clients"
+    return svg_of(
         f"curves-{split}-{view or 'declared'}",
-        lambda axes: _lines(axes, series, f"{words} {runs[0].metric}{personal}, mean of clients"),
+        lambda axes: score_lines(axes, series, title),
         legend=_places([m for m, points in series.items() if points], list(series)),
     )
 
@@ -86,9 +87,9 @@ def losses(run: RunRecord) -> str:
         for name, loss in r.loss.items():
             if math.isfinite(loss):
                 terms.setdefault(name, {})[r.round] = Value.of([loss])
-    return _draw(
+    return svg_of(
         "losses",
-        lambda axes: _lines(axes, terms, "Training loss", percent=False),
+        lambda axes: score_lines(axes, terms, "Training loss", percent=False),
         legend=_places(list(terms), list(terms)),
     )
 
@@ -122,7 +123,7 @@ def client_dots(runs: Sequence[RunRecord], rule: str = "last") -> str:
         axes.set_title("Test score of each client")
 
     rows = len(names) * max(1.0, 0.5 + 0.22 * len(summaries))
-    return _draw(
+    return svg_of(
         "clients",
         draw,
         legend=_places([s.method for s in summaries], [s.method for s in summaries]),
@@ -155,12 +156,13 @@ def traffic(runs: Sequence[RunRecord], rule: str = "last") -> str:
         axes.set_title("Score against traffic")
 
     legend = _places(known, [s.method for s in summaries])
-    return _draw("traffic", draw, legend=legend, marks=True)
+    return svg_of("traffic", draw, legend=legend, marks=True)
 
 
-def _lines(
+def score_lines(
     axes: Axes, series: Mapping[str, Mapping[int, Value]], title: str, percent: bool = True
 ) -> None:
+    """Draw a line for each series that has points, in the colour of its place."""
     from matplotlib.ticker import MaxNLocator
 
     scale = 100.0 if percent else 1.0
@@ -189,7 +191,7 @@ def _places(shown: Sequence[str], everything: Sequence[str]) -> dict[str, int]:
     return {name: everything.index(name) for name in shown} if len(everything) > 1 else {}
 
 
-def _draw(
+def svg_of(
     name: str,
     draw: Callable[[Axes], None],
     legend: Mapping[str, int],

@@ -1,0 +1,1 @@
+"""The maker of the pages in `docs/methods/`."""
