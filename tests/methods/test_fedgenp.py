@@ -191,7 +191,7 @@ def taught(rounds=1, clients=("a", "b", "c"), names=("a", "b", "c"), counted=Non
     facts = Facts("classification", 2, (4,), names, width=4)
     server = method.init_server({"head.weight": model.head.weight.detach()}, facts)
     direction = torch.tensor([1.0, -1.0, 0.5, 0.0], dtype=D)
-    heads = {"a": direction, "b": -direction, "c": -direction}
+    heads = {"a": direction, "b": -direction, "c": -direction, "d": 0.5 * direction}
     weight = torch.stack([torch.stack([heads[c], -heads[c]]) for c in clients])
     count = len(clients)
     uploads = Uploads(
@@ -325,13 +325,15 @@ COUNTED = ((5.0, 1.0), (9.0, 2.0), (3.0, 4.0))
 @pytest.mark.parametrize("switch", SERVER, ids=str)
 def test_generators_are_trained_as_by_hand(switch):
     """Two steps of plain gradient descent for each client, written out without any part."""
-    given = {"names": ("a", "b", "c", "d"), "gen_optimizer": "sgd", "gen_steps": 2, **switch}
+    clients = ("d", "a", "b")  # neither all nor in the order of names
+    given = {"clients": clients, "names": ("a", "b", "c", "d"), "gen_steps": 2, **switch}
+    given["gen_optimizer"] = "sgd"
     if "label_weights" in switch:
         given["counted"] = COUNTED
     # at rate 0 the generators stay as they were drawn
     _, before, heads = taught(**{**given, "gen_lr": 0.0})
     method, after, _ = taught(**{**given, "gen_lr": 0.1})
-    for k, client in enumerate("abc"):
+    for k, client in enumerate(clients):
         w = under("generator", method.broadcast(before, client, 1).tensors)
         w = {n: t.clone().requires_grad_() for n, t in w.items() if n not in BUFFERS}
         key = keys.as_tensor(keys.fold(keys.fold(7, 0), "train", client))
