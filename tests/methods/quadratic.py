@@ -81,6 +81,7 @@ def run(
         device="cpu",
         engine=engine,
         workers=1,
+        warn=lambda message: None,  # one class is all there is
     ).play()
 
 
