@@ -11,15 +11,8 @@ from fedshift.cli.listing import first_line
 from fedshift.files import read_text
 
 PATH = page.HOME / "README.md"
-_COLUMNS = (
-    "method",
-    "in a line",
-    "paper",
-    "scores of",
-    "extra down",
-    "extra up",
-    "before, down / up",
-)
+_BEFORE = "before, down / up"
+_COLUMNS = ("method", "in a line", "paper", "scores of", "extra down", "extra up", _BEFORE)
 
 
 def text() -> str:
@@ -31,7 +24,7 @@ def text() -> str:
 
 # Methods
 
-{markdown.table(rows, _COLUMNS, ("extra down", "extra up", "before, down / up"))}
+{markdown.table(rows, _COLUMNS, _COLUMNS[-3:])}
 
 Extra bytes are what one client gets and sends in a round of training beyond FedAvg's {down:,} each
 way, on `{curve.DATA}` with the network `{curve.MODEL}`; `before` are those of all rounds that come
@@ -60,30 +53,34 @@ number of one client: `way`, `name`, `shape`, `bytes`, `kind`, `use` (`mean`, `s
 `alike`, `own`), `stage`, `rounds` (those of the played ones in which it crossed, from 1) and
 `of_model` (of the network itself, not the method).
 
-Curves are means over seeds {curve.SEEDS_IN_WORDS}, with a band of one standard deviation, and every
-method has its default hyperparameters under one protocol that was chosen for none of them. The
-embedded federation is small: differences of a few percent mean little.
+Curves are means over seeds {curve.SEEDS_IN_WORDS}, with a band of one standard deviation. Every
+method has its default hyperparameters, unless its page says otherwise, and the one protocol that the
+federation recommends: nothing was tuned for it. The federation is small; differences of a few
+percent mean little.
 """
 
 
 def _row(name: str, down: int, up: int) -> dict[str, str]:
     kind, wire = methods.method_class(name), page.seen(name)
-    before = [s.name for s in wire.stages if s.name != "train" and s.program != "tune"]
-    once = [sum(wire.bytes(way, s) for s in before) for way in ("down", "up")]
-    extra = (f"{wire.bytes('down') - down:,}", f"{wire.bytes('up') - up:,}")
-    return {
+    row = {
         "method": f"[{name}]({name}.md)",
         "in a line": first_line(inspect.getdoc(kind)).rstrip("."),
         "paper": kind.paper,
         "scores of": kind.view,
-        "extra down": "" if wire.pooled else extra[0].replace("-", "−"),
-        "extra up": "" if wire.pooled else extra[1].replace("-", "−"),
-        "before, down / up": "all data"
-        if wire.pooled
-        else f"{once[0]:,} / {once[1]:,}"
-        if before
-        else "",
     }
+    if wire.pooled:
+        return {**row, _BEFORE: "all data"}
+    row["extra down"] = _signed(wire.bytes("down") - down)
+    row["extra up"] = _signed(wire.bytes("up") - up)
+    before = [s.name for s in wire.stages if s.program in ("visit", "collect")]
+    if before:
+        once = (sum(wire.bytes(way, stage) for stage in before) for way in ("down", "up"))
+        row[_BEFORE] = " / ".join(f"{n:,}" for n in once)
+    return row
+
+
+def _signed(number: int) -> str:
+    return f"{number:,}".replace("-", "−")
 
 
 def stale() -> bool:
