@@ -54,8 +54,8 @@ number of one client: `way`, `name`, `shape`, `bytes`, `kind`, `use` (`mean`, `s
 `of_model` (of the network itself, not the method).
 
 Curves are means over seeds {curve.SEEDS_IN_WORDS}, with a band of one standard deviation. Every
-method has its default hyperparameters, unless its page says otherwise, and the one protocol that the
-federation recommends: nothing was tuned for it. The federation is small; differences of a few
+method has its default hyperparameters, unless its page says otherwise, and the one protocol that
+the federation recommends: nothing was tuned for it. The federation is small; differences of a few
 percent mean little.
 """
 
