@@ -353,11 +353,17 @@ class Run:
         """The closing exchange with sites: the last scores, and the models that the run gave."""
         self._engine = self._engine or self._start_engine()
         assert isinstance(self._engine, Remote)
+        missing: dict[str, str] = {}
+        last = self.protocol.select not in ("best-val", "best-test")  # its model is the run's
         if self.progress.pending:
-            answers = self._engine.exchange([], self._watching(), True, self._held())
+            watching = self._watching()
+            answers = self._engine.exchange([], watching, True, self._held(), final=last)
+            missing = answers.missing
             self._complete(answers.scores)
             self.save()
-        for site, why in self._engine.hand_over(*self.selected).items():
+        if not last:
+            missing = self._engine.hand_over(*self.selected)
+        for site, why in missing.items():
             self._warn(f"site '{site}' did not get the final model: {why}")
 
     def _check_elsewhere(self) -> None:

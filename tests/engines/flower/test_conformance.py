@@ -95,8 +95,10 @@ def test_a_server_that_died_goes_on(name, tmp_path):
         compare_lines(whole, again)
 
 
-def test_every_round_is_one_exchange_and_one_more_closes(tmp_path):
-    run = serve("fedbn", tmp_path, PROTOCOL.replace(rounds=4))
+@pytest.mark.parametrize("select, more", [("last", 1), ("best-val", 2)])
+def test_every_round_is_one_exchange_and_one_more_closes(select, more, tmp_path):
+    """Where the last round need not be the best, the best one's model is handed over after it."""
+    run = serve("fedbn", tmp_path, PROTOCOL.replace(rounds=4, select=select))
     carrier = run._carrier()
     run.play()
-    assert carrier.exchanges == 4 + 2  # the last scores, and the final models
+    assert carrier.exchanges == 4 + more

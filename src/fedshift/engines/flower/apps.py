@@ -8,7 +8,6 @@ did not come is decided here, and nothing else.
 from __future__ import annotations
 
 import faulthandler
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -77,7 +76,7 @@ def client_app(find: Callable[[Mapping[str, Any]], Site], alone: bool) -> Client
         if alone:
             limit = float(codec.head_of(packet).get("seconds", 0))
             if limit > 0:
-                faulthandler.dump_traceback_later(limit, exit=True, file=sys.__stderr__)
+                faulthandler.dump_traceback_later(limit, exit=True)
         found = find(context.node_config).answer(packet)
         faulthandler.cancel_dump_traceback_later()
         return Message(pack(found), reply_to=message)

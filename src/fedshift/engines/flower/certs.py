@@ -41,7 +41,8 @@ def make(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: int = 8
         made.append(folder / name)
 
     def private(key: ec.EllipticCurvePrivateKey) -> bytes:
-        return key.private_bytes(pem, serialization.PrivateFormat.PKCS8, raw)
+        data: bytes = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, raw)
+        return data
 
     def certificate(
         name: str, key: ec.EllipticCurvePrivateKey, issuer: x509.Name

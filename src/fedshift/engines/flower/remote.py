@@ -142,11 +142,13 @@ class Remote:
         watching: Sequence[Job] = (),
         score: bool = False,
         best: Mapping[str, Tree] | None = None,
+        final: bool = False,
     ) -> Answers:
         """Ask sites for their trips, and `watching` ones for nothing but scores.
 
         `score` asks all for scores of the model that is sent; `best` are the handles of the best
-        round so far, whose state sites must go on holding.
+        round so far, whose state sites must go on holding; `final` says that what is sent is what
+        the run ended with.
         """
         number = self._first[jobs[0].stage.name] + jobs[0].round if jobs else self._rounds
         self._handouts.note(number, jobs)
@@ -158,6 +160,7 @@ class Remote:
             "exchange": number,
             "token": secrets.token_hex(8),
             "score": score,
+            "final": final,
             "seconds": self._seconds,
         }
         packets = {j.client: self._question(asked, j, best or {}) for j in (*jobs, *watching)}
@@ -175,7 +178,9 @@ class Remote:
         if len(there) < min(self._min_sites, len(jobs)):
             self._too_few(jobs, there, missing)
         answers = self._answers([j for j in jobs if j.client in good], number, good, wanted)
-        answers.missing = {j.client: missing[j.client] for j in jobs if j.client in missing}
+        answers.missing = {
+            j.client: missing[j.client] for j in jobs or watching if j.client in missing
+        }
         answers.sent = {client: _bytes(p) for client, p in packets.items()}
         answers.came = {client: _bytes(p) for client, p in back.items()}
         answers.scores = [a.score for a in good.values() if a.score is not None]

@@ -166,6 +166,8 @@ class Site:
             state = _state(under(f"again/{k}", tensors))
             kept = self._play(whole, old["stage"], old["round"], head["lr"], state, model, kept)[0]
         found: dict[str, Any] = {"kind": "trip", "samples": len(client.train), "anew": anew}
+        if head["final"]:
+            self._final(whole, head, model, shelf)
         if head["score"]:
             score = evaluate.evaluate(plan, model, {self.name: kept}, [client])[0]
             numbers = dataclasses.asdict(score)
