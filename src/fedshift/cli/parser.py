@@ -16,6 +16,10 @@ COMMANDS = {
     "list": "list methods, data or models",
     "show": "say what a method does, takes, sends and keeps",
     "predict": "label new data with the model of a run",
+    "certs": "make the keys and certificates of a federation over real machines",
+    "site": "describe a site of such a federation (init), or connect it (run)",
+    "deploy": "serve such a federation and train over its sites",
+    "status": "say how far a deployment is, and who took part",
 }
 LISTS = ("methods", "data", "models")
 
@@ -88,6 +92,10 @@ def _build() -> tuple[Parser, dict[str, Parser]]:
     commands["list"].add_argument("what", metavar="WHAT", help=" | ".join(LISTS))
     _show(commands["show"])
     _predict(commands["predict"])
+    _certs(commands["certs"])
+    _site(commands["site"])
+    _deploy(commands["deploy"])
+    commands["status"].add_argument("file", metavar="DEPLOY.toml", help="its file, or its folder")
     for command in commands.values():
         command.add_argument(
             "--json", action="store_true", help="print one JSON object as the last line"
@@ -149,3 +157,48 @@ def _predict(parser: Parser) -> None:
     )
     parser.add_argument("--out", metavar="FILE.csv", help="where the table goes (default: stdout)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+
+
+def _certs(parser: Parser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="where they go; what is there stays")
+    parser.add_argument(
+        "--host",
+        action="append",
+        metavar="HOST",
+        help="the server's name or address, as sites reach it (may be repeated)",
+    )
+    parser.add_argument(
+        "--site", action="append", metavar="NAME", help="a site that gets keys (may be repeated)"
+    )
+
+
+def _site(parser: Parser) -> None:
+    parser.add_argument("do", choices=("init", "run"), help="write the site's file, or connect it")
+    parser.add_argument("file", metavar="SITE.toml", help="the site's file")
+    parser.add_argument("--name", metavar="NAME", help="init: the site's name")
+    parser.add_argument(
+        "--data",
+        metavar="WHERE",
+        help="init: a folder of images, an .npz file, or data.py:function",
+    )
+    parser.add_argument("--server", metavar="HOST:PORT", help="init: the server's address")
+    parser.add_argument("--ca", metavar="FILE", help="init: the CA's certificate, from the server")
+    parser.add_argument("--key", metavar="FILE", help="init: the site's key; made where missing")
+    parser.add_argument(
+        "--allow",
+        action="append",
+        metavar="KIND",
+        help="init: a kind of content that may leave, such as parameters (may be repeated; "
+        "default: all)",
+    )
+    parser.add_argument("--once", action="store_true", help="run: give up when the connection ends")
+
+
+def _deploy(parser: Parser) -> None:
+    parser.add_argument("file", metavar="DEPLOY.toml", help="the deployment's file")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in its folder")
+    parser.add_argument(
+        "--min-sites",
+        metavar="N",
+        help="sites that a round needs (default: the file's)",
+    )

@@ -89,17 +89,24 @@ def make(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: int = 8
         )
         write("server.key", private(key), secret=True)
         write("server.crt", server.public_bytes(pem), secret=False)
-    for site in sites:
-        if (folder / f"{site}.key").exists():
-            continue
-        key = ec.generate_private_key(ec.SECP384R1())
-        ssh = key.private_bytes(pem, serialization.PrivateFormat.OpenSSH, raw)
-        public = key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
-        write(f"{site}.key", ssh, secret=True)
-        write(f"{site}.pub", public + b"\n", secret=False)
-    return made
+    return made + [p for site in sites for p in pair(folder / f"{site}.key")]
+
+
+def pair(path: Path) -> list[Path]:
+    """Make a site's key and the public one beside it (.pub), where they are not there yet."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    if path.exists():
+        return []
+    key = ec.generate_private_key(ec.SECP384R1())
+    form, public_form = serialization.PrivateFormat.OpenSSH, serialization.PublicFormat.OpenSSH
+    secret = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, public_form)
+    with _umask(0o077):
+        files.write_bytes(path, secret)
+    files.write_bytes(path.with_suffix(".pub"), public + b"\n")
+    return [path, path.with_suffix(".pub")]
 
 
 def _name(text: str, oid: object) -> object:

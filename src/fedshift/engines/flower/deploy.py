@@ -43,6 +43,7 @@ def run(
     say: Callable[[str], None],
     resume: bool = False,
     min_sites: int | None = None,
+    module: str = guard.MODULE,
 ) -> dict[str, Any]:
     """Serve a deployment until its run has ended; what came of it.
 
@@ -51,6 +52,7 @@ def run(
         say: takes lines.
         resume: go on with the run that is in its folder.
         min_sites: in the place of the file's.
+        module: what serves in the place of Flower's server program.
     """
     processes.needed()
     told = Deployment.read(path)
@@ -66,7 +68,7 @@ def run(
     _check(told)
     resolved = write(told)
     token = secrets.token_hex(16)
-    bin = guard.shims(told.folder / "bin", "server")
+    bin = guard.shims(told.folder / "bin", "server", module)
     env = processes.surroundings(
         told.folder / "flwr", bin, FEDSHIFT_DEPLOYMENT=str(resolved), FEDSHIFT_TOKEN=token
     )

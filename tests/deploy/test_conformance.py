@@ -1,0 +1,74 @@
+"""Loop, simulation and deployment with TLS and keys: equal final weights, for every kind of method."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from fedshift import files
+from fedshift.engines.flower import certs, deploy
+from tests.deploy import cases
+from tests.deploy.cases import CASES
+from tests.deploy.field import NAMES, ROOT, Field, settled
+from tests.toys import largest_difference
+
+
+@pytest.fixture(scope="module")
+def deployed(field: Field):
+    """One deployment that plays all cases; a stranger and a plain node try to get in meanwhile."""
+    os.environ["PYTHONPATH"] = str(ROOT)  # its processes find the cases
+    certs.pair(field.certs / "stranger.key")
+    for name in NAMES:
+        field.node(name)
+    stranger = field.site("stranger", name="a", key=str(field.certs / "stranger.key"))
+    plain = field.site("plain", name="a", ca="", key="")
+    said: list[str] = []
+    path = field.deployment(protocol={"rounds": 2})
+
+    def say(text: str) -> None:
+        said.append(text)
+        if text.startswith("the server listens"):
+            field.start("site", "run", stranger, "--once", log="stranger.log")
+            field.start("site", "run", plain, "--once", log="plain.log")
+
+    status = deploy.run(path, say, module="tests.deploy.turns")
+    assert status["state"] == "ended"
+    return field, said
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_simulator_equals_the_loop(name):
+    one, other = cases.loop(name), cases.run(name, engine="flower")
+    assert other.engine_name == "flower"
+    assert largest_difference(one.progress.server.model, other.progress.server.model) < 1e-9
+    means = [[i["mean"] for i in r.lines if i["client"] is None] for r in (one, other)]
+    assert means[0] == pytest.approx(means[1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_deployment_equals_the_loop(name, deployed):
+    field, _ = deployed
+    model, _ = files.load_tensors(
+        field.folder / "deploy" / "cases" / name / "run" / "model.safetensors"
+    )
+    assert largest_difference(cases.loop(name).progress.server.model, model) < 1e-9
+
+
+def test_everybody_took_part_in_every_round(deployed):
+    field, _ = deployed
+    rounds = settled(field.folder / "deploy" / "status.json")["rounds"]
+    assert len(rounds) == sum(
+        stage.rounds for name in CASES for stage in cases.make(name).stages(cases.PROTOCOL)
+    )
+    assert all(r["took_part"] == list(NAMES) and r["left_out"] == {} for r in rounds)
+
+
+def test_a_key_that_is_not_registered_is_refused(deployed):
+    field, _ = deployed
+    assert "the server refused its key" in field.log("stranger.log")
+
+
+def test_a_node_without_tls_is_refused(deployed):
+    field, _ = deployed
+    assert "fedshift: error: site 'a'" in field.log("plain.log")
