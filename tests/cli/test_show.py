@@ -10,7 +10,7 @@ def test_it_tells_paper_docs_hyperparameters_and_what_crosses(capsys):
     text = call(capsys, "show", "scaffold").out
     assert "ICML 2020" in text and "control variates against drift" in text
     assert "learning rate of the server" in text and "at least 0" in text
-    assert "model: trains model" in text
+    assert "model: trains model, lowers the loss" in text
     rows = [line.split() for line in text.splitlines() if "scaffold/conv1" in line]
     assert [row[0] for row in rows] == ["down", "up", "kept"]
     assert all("96,232" in row for row in rows)
@@ -22,6 +22,7 @@ def test_stages_and_phases(capsys):
     assert "train (train, as many rounds as the protocol says)" in text
     text = call(capsys, "show", "fedbr").out
     assert "fedbr-max: trains fedbr_projector, raises gap" in text
+    assert "model: trains model, lowers all other terms of the loss" in text
 
 
 def test_as_json_for_a_composition(capsys):

@@ -109,16 +109,18 @@ def _text(found: Mapping[str, Any], seen: Wire | None) -> str:
     lines += ["", f"scores are of: {view}"]
     if not found["stackable"]:
         lines.append("engine: loop only")
-    lines += ["", "a local step:", *(f"  {_phase(p)}" for p in found["phases"])]
+    lines += ["", "a local step:", *(f"  {_phase(p, found['phases'])}" for p in found["phases"])]
     if len(found["stages"]) > 1:
         lines += ["", "rounds of several kinds:"]
         lines += [f"  {_stage(s)}" for s in found["stages"]]
     return "\n".join(lines) + ("" if seen is None else f"\n\n{_wire_text(seen)}")
 
 
-def _phase(phase: Mapping[str, Any]) -> str:
+def _phase(phase: Mapping[str, Any], phases: Sequence[Mapping[str, Any]]) -> str:
     deed = "lowers" if phase["sign"] > 0 else "raises"
-    terms = ", ".join("all terms that no phase names" if t == "*" else t for t in phase["terms"])
+    others = any(t != "*" for p in phases for t in p["terms"])
+    rest = "all other terms of the loss" if others else "the loss"
+    terms = ", ".join(rest if t == "*" else t for t in phase["terms"])
     every = "" if phase["every"] == 1 else f", every {phase['every']} steps"
     return f"{phase['name']}: trains {', '.join(phase['groups'])}, {deed} {terms}{every}"
 
