@@ -144,7 +144,7 @@ def make(
     phases = method.phases()
     owned = owners(built)
     scopes = {name: method.scope(name, module) for name, module in owned.items()}
-    return Plan(
+    plan = Plan(
         method=method,
         model=built,
         facts=facts,
@@ -162,6 +162,14 @@ def make(
         unkeyed=tuple(unkeyed(built, probe)),
         used=_used(built, probe),
     )
+    for phase in phases:
+        if not set(phase.groups) & set(plan.trained):
+            raise BadModel(
+                f"phase '{phase.name}' of '{method.name}' trains {' and '.join(phase.groups)}, but "
+                f"parameters are there of {' and '.join(plan.trained) or 'no group at all'}: name "
+                "a group that `scope` gives, or take a model that has something to train"
+            )
+    return plan
 
 
 def _used(model: nn.Module, x: torch.Tensor) -> frozenset[str]:

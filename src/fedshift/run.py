@@ -592,8 +592,6 @@ class Run:
                 f"{self.protocol.participation:g} clients were to take part in a round, but "
                 f"'{name}' trains {clients}: all take part"
             )
-        if len(self.federation.classes) == 1:
-            self._warn(f"'{name}' has one class alone: there is nothing to tell apart")
         for client in self.federation.clients:
             if 0 < len(client.train) < self.protocol.batch:
                 self._warn(

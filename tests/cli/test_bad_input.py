@@ -233,6 +233,16 @@ def test_a_client_of_one_class_or_smaller_than_a_batch_is_a_warning(capsys, tmp_
     assert "fedshift: warning: client 'a' has 12 training samples, fewer than" in found.err
 
 
+def test_odd_wishes_are_granted_with_a_warning(capsys, tmp_path):
+    alike = {f"{c}_{s}_y": np.zeros(12, int) for c in "ab" for s in ("train", "val", "test")}
+    found = call(capsys, "run", "fedavg", *QUICK, "--data", arrays(tmp_path / "d.npz", **alike))
+    assert found.code == 0 and "'d' has one class alone" in found.err
+    found = call(capsys, "run", "fedavg", *QUICK, "--participation", "99")
+    assert (
+        found.code == 0 and "99 clients were to take part" in found.err and "trains 5" in found.err
+    )
+
+
 def test_a_client_that_diverges_is_left_out_and_named(capsys, tmp_path):
     sound = np.zeros((12, 6, 6))
     wild = {f"{c}_{s}_x": sound for c in "ab" for s in ("train", "val", "test")}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift import data
+from fedshift.cli import messages
 from fedshift.cli.options import Options
 from fedshift.errors import BadData, BadRun
 from fedshift.federation import Federation
@@ -25,6 +26,8 @@ def federation(options: Options) -> Federation:
     for name in options.hold_out:
         if name != "each":
             found[name]
+    if len(found.classes) == 1:
+        messages.warning(f"'{found.name}' has one class alone: there is nothing to tell apart")
     return found
 
 

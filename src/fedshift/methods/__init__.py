@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -121,22 +122,37 @@ def settings_of(method: Composed) -> dict[str, Any]:
 
 def load_file(path: Path) -> Any:
     """Import a Python file of the user's under a name of its own."""
+    path = path.resolve()
     name = f"fedshift_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise BadValue(f"'{path}' cannot be imported: give a Python file")
     module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
     sys.modules[name] = module  # dataclasses look their module up
+    sys.path.insert(0, str(path.parent))  # a file may import its neighbours, as a script may
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise BadValue(f"'{path}' cannot be imported: {type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise BadValue(f"'{path}' fails when imported: {reason}; mend it") from error
+    finally:
+        sys.path[:] = before
     return module
 
 
 def _checked(value: Any, spec: str) -> type[Method]:
+    """A class that is a method, with a name by which tables and settings can call it."""
     if not (isinstance(value, type) and issubclass(value, Method)):
         raise BadValue(f"'{spec}' is not a method: derive it from fedshift.Method")
+    name = vars(value).get("name")
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
+        raise BadValue(
+            f"'{spec}' has no name of its own: give it one of letters, digits, - and _, as in "
+            'name: ClassVar[str] = "mine"'
+        )
+    if name in names() and name != spec and method_class(name) is not value:
+        raise BadValue(f"'{spec}' is called '{name}', as another method is: give it another name")
     return value
 
 
