@@ -14,7 +14,8 @@ import sys
 
 from docs.make import curve, index, page
 
-from fedshift import files
+from fedshift import files, methods
+from fedshift.errors import FedshiftError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,7 +27,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--train", action="store_true", help="make their curves anew")
     parser.add_argument("--check", action="store_true", help="only say which pages are not current")
     args = parser.parse_args(argv)
-    names = args.methods or page.names()
+    try:
+        names = [methods.method_class(name).name for name in args.methods] or page.names()
+    except FedshiftError as error:
+        print(f"docs.make: error: {error}", file=sys.stderr)
+        return 2
     if args.check:
         return _check(names)
     for name in dict.fromkeys(["fedavg", *names]):  # which all others are drawn beside
