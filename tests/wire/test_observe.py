@@ -10,7 +10,7 @@ import torch
 
 import fedshift as fs
 from fedshift import methods
-from fedshift.method import Method, Report
+from fedshift.method import Method, Report, State
 from fedshift.wire import observe
 from fedshift.wire.observe import PROTOCOL, shortened
 from tests.methods.test_battery import ALL
@@ -111,6 +111,32 @@ def test_kinds_and_uses_of_uploads():
         "sends/total": ("up", "number", "sum", (), 4),
         "sends/norm.running_mean": ("up", "statistics", "individual", (3,), 12),
         "sends/mine": ("kept", "state", "", (2, 3), 24),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Hands(Method):
+    """Payloads that are the same for all, differ in one tensor, or go to one client alone."""
+
+    name = "hands"
+
+    def broadcast(self, server, client, round):
+        mine = torch.full((2,), float(ord(client)))
+        found = {"all/w": torch.ones(3), "net/w": mine, "net/b": torch.zeros(1)}
+        return State(
+            found | ({"only/w": mine} if client == "a" else {}), {"n": 1, "k": ord(client)}
+        )
+
+
+def test_who_gets_what():
+    found = {i.name: (i.use, i.kind) for i in seen(Hands()).select("down", of_model=False)}
+    assert found == {
+        "hands/all/w": ("alike", "parameters"),
+        "hands/net/w": ("own", "parameters"),
+        "hands/net/b": ("own", "number"),
+        "hands/only/w": ("own", "parameters"),
+        "hands/n": ("alike", "number"),
+        "hands/k": ("own", "number"),
     }
 
 

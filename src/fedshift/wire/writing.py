@@ -74,13 +74,13 @@ class Writer:
         own = {
             _folder(name)
             for p in others
-            for name, t in p.tensors.items()
-            if not torch.equal(t, first.tensors[name])
+            for name, t in first.tensors.items()
+            if name not in p.tensors or not torch.equal(t, p.tensors[name])
         }
         for name, t in first.tensors.items():
             yield self._tensor("down", name, t, "own" if _folder(name) in own else "alike")
         for name, value in first.numbers.items():
-            use = "alike" if all(value == p.numbers[name] for p in others) else "own"
+            use = "alike" if all(value == p.numbers.get(name) for p in others) else "own"
             yield Item("down", name, (), _NUMBER, self._declared(name) or "number", use)
 
     def _up(self, seen: Seen, needs: Needs) -> Iterator[Item]:
