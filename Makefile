@@ -12,11 +12,12 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help env demo test lint types format docs bench clean
+.PHONY: help env demo test test-deploy lint types format docs bench clean
 
 help:
 	@echo "make demo    compare six methods on the embedded digits; report in $(DEMO)"
 	@echo "make test    run the tests"
+	@echo "make test-deploy  run the tests over real processes with Flower (up to 15 minutes)"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff rewrite the files"
 	@echo "make docs    make docs/methods/ from the methods; train those without a curve"
@@ -42,6 +43,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# Brings the extra into the same environment; everything else must work without it.
+test-deploy: $(STAMP)
+	@$(BIN)/python -m pip install -qq --editable ".[dev,flower]"
+	FEDSHIFT_TEST_DEPLOY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from fedshift.engines.flower import certs, guard, processes
 ROOT = Path(__file__).parents[2]
 NAMES = ("a", "b", "c")
 DATA = "tests.toys:federation"
+CLI = "import sys; from fedshift.cli import main; sys.exit(main())"
 
 
 class Field:
@@ -28,7 +30,7 @@ class Field:
         self.certs = folder / "certs"
         certs.make(self.certs, NAMES, ["127.0.0.1"])
 
-    def site(self, name: str, **changes: Any) -> Path:
+    def site(self, name: str, /, **changes: Any) -> Path:
         """A site's file."""
         path = self.folder / name / "site.toml"
         table = {
@@ -42,7 +44,7 @@ class Field:
         files.write_toml(path, {**table, **changes})
         return path
 
-    def deployment(self, name: str = "deploy", **changes: Any) -> Path:
+    def deployment(self, name: str = "deploy", /, **changes: Any) -> Path:
         """A deployment's file."""
         path = self.folder / f"{name}.toml"
         table = {
@@ -133,10 +135,8 @@ def kill_all(process: subprocess.Popen[Any]) -> None:
     """SIGKILL a process and all that it has started, at once."""
     whole = [process.pid, *descendants(process.pid)]
     for pid in whole:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     process.wait()
 
 

@@ -1,4 +1,4 @@
-"""Loop, simulation and deployment with TLS and keys: equal final weights, for every kind of method."""
+"""Loop, simulation and deployment with TLS and keys give equal final weights."""
 
 from __future__ import annotations
 

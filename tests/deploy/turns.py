@@ -1,4 +1,4 @@
-"""A server that plays all cases in turn, in one deployment: `python -m tests.deploy.turns server`."""
+"""A server that plays all cases in turn: `python -m tests.deploy.turns server …`."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def run(
         while True:
             say(f"site '{site.name}' connects to {site.server} (log: {log})")
             began, size = time.monotonic(), log.stat().st_size if log.exists() else 0
-            with processes.started(command(site), env, log) as process:
+            with processes.started(command(site, once), env, log) as process:
                 code = process.wait()
             reason = why(log, size) or f"its node ended with code {code}"
             if once:
@@ -53,8 +53,8 @@ def run(
             wait = min(2 * wait, _LAST)
 
 
-def command(site: SiteConfig) -> list[str]:
-    """The command line of a site's node."""
+def command(site: SiteConfig, once: bool = False) -> list[str]:
+    """The command line of a site's node, which tries for ever to reach its server, or not."""
     found = [
         processes.program("flower-supernode"),
         *("--superlink", site.server),
@@ -65,6 +65,8 @@ def command(site: SiteConfig) -> list[str]:
         found += ["--root-certificates", str(site.path(site.ca))]
     else:
         found += ["--insecure"]
+    if once:
+        found += ["--max-wait-time", "20"]
     if site.key:
         found += ["--auth-supernode-private-key", str(site.path(site.key))]
     return found
