@@ -74,8 +74,8 @@ def _wire(name: str, said: str) -> str:
     wire = seen(name)
     columns = ["", "what", "shape", "bytes", "kind", "use", "when"]
     rows = [{**row, "": row["way"]} for row in words.rows(wire)]
-    lead = (
-        f"Seen on `{wire.data}` ({wire.clients} clients) with the network `{wire.model}`, for one\n"
+    lead = markdown.wrapped(
+        f"Seen on `{wire.data}` ({wire.clients} clients) with the network `{wire.model}`, for one "
         f"client; `fedshift show {name} --wire` does so for other settings and networks:"
     )
     told = "\n".join(markdown.item(sentence) for sentence in words.sentences(wire))
