@@ -15,6 +15,7 @@ from fedshift import files
 from fedshift.engines.flower import certs, guard, processes
 
 ROOT = Path(__file__).parents[2]
+PATH = f"{ROOT}{os.pathsep}{ROOT / 'src'}"  # what its processes import is beside these tests
 NAMES = ("a", "b", "c")
 DATA = "tests.toys:federation"
 CLI = "import sys; from fedshift.cli import main; sys.exit(main())"
@@ -82,7 +83,7 @@ class Field:
                 stderr=subprocess.STDOUT,
                 text=True,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"},
             )
         self.started.append(process)
         return process

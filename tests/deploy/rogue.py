@@ -72,6 +72,7 @@ SPOIL = {
 }
 
 
+client = apps.client_app(lambda node: Rogue(serving.site(node)), alone=True)
+
 if __name__ == "__main__":
-    client = apps.client_app(lambda node: Rogue(serving.site(node)), alone=True)
     guard.main(sys.argv.pop(1), client)

@@ -10,14 +10,14 @@ from fedshift import files
 from fedshift.engines.flower import certs, deploy
 from tests.deploy import cases
 from tests.deploy.cases import CASES
-from tests.deploy.field import NAMES, ROOT, Field, settled
+from tests.deploy.field import NAMES, PATH, Field, settled
 from tests.toys import largest_difference
 
 
 @pytest.fixture(scope="module")
 def deployed(field: Field):
     """One deployment that plays all cases; a stranger and a plain node try to get in meanwhile."""
-    os.environ["PYTHONPATH"] = str(ROOT)  # its processes find the cases
+    os.environ["PYTHONPATH"] = PATH  # its processes find the cases
     certs.pair(field.certs / "stranger.key")
     for name in NAMES:
         field.node(name)

@@ -9,7 +9,7 @@ import pytest
 
 import fedshift as fs
 from fedshift import files
-from tests.deploy.field import NAMES, ROOT, Field, kill_all, settled, wait_for
+from tests.deploy.field import NAMES, PATH, Field, kill_all, settled, wait_for
 from tests.engines.flower.sites import serve
 from tests.methods.test_battery import PROTOCOL
 from tests.toys import federation, largest_difference
@@ -31,7 +31,7 @@ REASONS = {
 @pytest.fixture(scope="module")
 def battered(field: Field):
     """A run in which site c does something else wrong in every round, is killed and comes back."""
-    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ["PYTHONPATH"] = PATH
     faults = {
         # time passes until Flower lets a killed node in again
         "a": {r: f"slow-12-{r}" for r in range(KILLED + 1, ROUNDS - 1)},

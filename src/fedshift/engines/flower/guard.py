@@ -32,13 +32,25 @@ PROGRAMS = (
 MODULE = "fedshift.engines.flower.guard"
 
 
-def shims(folder: Path, role: str, module: str = MODULE) -> str:
-    """A folder of programs for the front of PATH, and that PATH."""
+def shims(folder: Path, role: str, module: str = MODULE, door: Path | None = None) -> str:
+    """A folder of programs for the front of PATH, and that PATH.
+
+    Args:
+        folder: where the programs go.
+        role: "site" or "server".
+        module: what has the app.
+        door: the socket of a process that is warm for the tasks (see `warm`).
+    """
+    python = shlex.quote(sys.executable)
     for program in PROGRAMS:
         wanted = {"site": "flwr-clientapp", "server": "flwr-serverapp"}[role]
         line = "echo 'fedshift: this machine runs no tasks of this kind' >&2; exit 1"
         if program == wanted:
-            line = f'exec {shlex.quote(sys.executable)} -m {module} {role} "$@"'
+            line = f'exec {python} -m {module} {role} "$@"'
+            if door is not None:
+                knock = Path(__file__).with_name("knock.py")
+                places = " ".join(shlex.quote(str(p)) for p in (knock, door))
+                line = f'exec {python} -S {places} {module} "$@"'
         path = folder / program
         files.write_text(path, f"#!/bin/sh\n{line}\n")
         path.chmod(0o755)
@@ -71,3 +83,11 @@ if __name__ == "__main__":
     from fedshift.engines.flower import serving
 
     main(_role, serving.client if _role == "site" else serving.server)
+else:
+
+    def __getattr__(name: str) -> Any:  # the site's app, for a process that is warm for it
+        if name != "client":
+            raise AttributeError(name)
+        from fedshift.engines.flower import serving
+
+        return serving.client

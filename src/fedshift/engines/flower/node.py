@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,11 +34,13 @@ def run(
     site = SiteConfig.read(path)
     check(site)
     state = site.path(site.state)
-    bin = guard.shims(state / "bin", "site", module)
+    door = processes.socket_path(state)
+    bin = guard.shims(state / "bin", "site", module, door)
     env = processes.surroundings(state / "flwr", bin, FEDSHIFT_SITE=str(path.resolve()))
     log = state / "node.log"
     wait = _FIRST
-    with processes.stopping_on_signal():
+    warm = [sys.executable, "-m", "fedshift.engines.flower.warm", module, str(door)]
+    with processes.stopping_on_signal(), processes.started(warm, env, log):
         while True:
             say(f"site '{site.name}' connects to {site.server} (log: {log})")
             began, size = time.monotonic(), log.stat().st_size if log.exists() else 0

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from fedshift.engines.flower.quiet import environment
 from fedshift.errors import BadRun
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+_LONGEST = 90  # letters of a socket's path, of which systems allow about 100
 _PATIENCE = 10.0  # seconds that programs get to end by themselves
 
 
@@ -78,6 +80,16 @@ def end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def socket_path(folder: Path) -> Path:
+    """Where a socket can be: its path may have few letters, so not always in the folder."""
+    path = folder / "warm.socket"
+    if len(str(path)) > _LONGEST:
+        path = Path(tempfile.mkdtemp(prefix="fedshift-")) / "warm.socket"
+    folder.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    return path
 
 
 def free_port() -> int:
