@@ -71,4 +71,4 @@ def test_a_key_that_is_not_registered_is_refused(deployed):
 
 def test_a_node_without_tls_is_refused(deployed):
     field, _ = deployed
-    assert "fedshift: error: site 'a'" in field.log("plain.log")
+    assert "error: site 'a': it cannot connect to the server" in field.log("plain.log")

@@ -94,6 +94,8 @@ def why(log: Path, since: int) -> str:
         text = re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode(errors="replace"))
     if "2004" in text or "Failed to activate SuperNode" in text:
         return "the server refused its key: have it registered (its .pub file, at the server)"
+    if "Exit Code: 305" in text:
+        return "it cannot connect to the server (not there, or one of the two without TLS)"
     for line in reversed(text.splitlines()):
         found = re.search(r"(?:ERROR|Exit Code)\W+(\S.*)", line)
         if found:
