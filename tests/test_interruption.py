@@ -291,6 +291,15 @@ def short_metrics(folder):
     files.cut(folder / "metrics.jsonl", 100)
 
 
+def no_metrics(folder):
+    (folder / "metrics.jsonl").unlink()
+
+
+def garbled_metrics(folder):
+    metrics = folder / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-20] + 20 * b"x")
+
+
 def no_config(folder):
     (folder / "config.toml").unlink()
 
@@ -319,8 +328,10 @@ DAMAGES = [
     (unknown_entry, r"config.toml cannot be used .*momentums.*: restore it as it was written$"),
     (
         short_metrics,
-        r"metrics.jsonl is shorter than its checkpoint says: restore it, or start anew",
+        r"metrics.jsonl is missing or shorter than its checkpoint says: restore it, or start anew",
     ),
+    (no_metrics, "metrics.jsonl is missing or shorter than its checkpoint says"),
+    (garbled_metrics, r"metrics.jsonl, line \d+, is not a JSON object: restore it"),
     (no_config, r"holds no config.toml: it is not a run's folder$"),
 ]
 

@@ -1,6 +1,7 @@
 """A run's models, rebuilt from its folder."""
 
 import dataclasses
+import shutil
 
 import pytest
 import torch
@@ -94,8 +95,6 @@ def test_inputs_that_do_not_fit_are_refused(data, ended):
 
 
 def test_foreign_tensors_are_refused(ended, tmp_path):
-    import shutil
-
     shutil.copytree(ended("fedavg").out, tmp_path / "r")
     shutil.copy(
         ended("local").out / "personal" / "fax.safetensors", tmp_path / "r/model.safetensors"
@@ -104,6 +103,27 @@ def test_foreign_tensors_are_refused(ended, tmp_path):
         fs.load(tmp_path / "r")
     with pytest.raises(BadRun, match="does not exist"):
         fs.load(tmp_path / "nowhere")
+
+
+def test_damaged_missing_and_foreign_files_of_clients_are_named(ended, data, tmp_path):
+    x = data["fax"].test.x[:3]
+    shutil.copytree(ended("fedbn").out, tmp_path / "r")
+    own = tmp_path / "r" / "personal" / "fax.safetensors"
+    whole = own.read_bytes()
+    remedy = f"write it again with: fedshift run --resume {tmp_path / 'r'}"
+    for content in (
+        (ended("fedbn").out / "personal" / "camera.safetensors").read_bytes(),
+        (ended("local").out / "personal" / "fax.safetensors").read_bytes(),
+        whole[:100],
+    ):
+        own.write_bytes(content)
+        with pytest.raises(BadRun, match=remedy):
+            fs.load(tmp_path / "r")
+    own.unlink()
+    with pytest.raises(BadRun, match=rf"fax.safetensors is missing.*{remedy}"):
+        fs.load(tmp_path / "r").predict(x, client="fax")
+    fs.Run.resume(tmp_path / "r").play()
+    assert own.read_bytes() == whole
 
 
 def test_what_is_loaded_cannot_be_changed(ended):

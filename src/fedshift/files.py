@@ -205,8 +205,11 @@ def write_lines(path: PathLike, records: Iterable[Mapping[str, Any]]) -> None:
     write_text(path, "".join(map(_line, records)))
 
 
-def read_lines(path: PathLike) -> list[dict[str, Any]]:
-    """Read lines of JSON; a broken last line (the writer was killed) is left out."""
+def read_lines(path: PathLike, whole: bool = False) -> list[dict[str, Any]]:
+    """Read lines of JSON; a broken last line (the writer was killed) is left out.
+
+    With `whole`, such a line is an error: what is read is known to end with a line's end.
+    """
     lines = read_text(path).split("\n")
     records = []
     for number, line in enumerate(lines, start=1):
@@ -217,9 +220,9 @@ def read_lines(path: PathLike) -> list[dict[str, Any]]:
             if not isinstance(record, dict):
                 raise ValueError
         except ValueError:
-            if number == len(lines):  # only the last line has no line break after it
+            if number == len(lines) and not whole:  # only the last line has no line break after it
                 break
-            raise BadRun(f"{path}, line {number}, is not a JSON object: delete that line") from None
+            raise BadRun(f"{path}, line {number}, is not a JSON object: restore it") from None
         records.append(record)
     return records
 

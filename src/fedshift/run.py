@@ -506,12 +506,12 @@ class Run:
         size = path.stat().st_size if path.exists() else 0
         if size < self.progress.metrics:
             raise BadRun(
-                f"{path} is shorter than its checkpoint says: restore it, or start anew in "
-                "another folder"
+                f"{path} is missing or shorter than its checkpoint says: restore it, or start anew "
+                "in another folder"
             )
         if size > self.progress.metrics:
             files.cut(path, self.progress.metrics)
-        self.lines = files.read_lines(path) if path.exists() else []
+        self.lines = files.read_lines(path, whole=True) if path.exists() else []
 
     def _finish(self) -> None:
         """Write the selected model and what clients keep."""

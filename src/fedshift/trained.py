@@ -35,6 +35,7 @@ class Trained:
         classes: names of the classes; a position is a label.
         metric: what scores are called.
         source: what the run was trained on.
+        folder: the run's.
     """
 
     plan: Plan
@@ -43,6 +44,7 @@ class Trained:
     classes: tuple[str, ...]
     metric: str = "accuracy"
     source: str = ""
+    folder: Path = Path()
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -120,6 +122,12 @@ class Trained:
             own = self.kept.get(client, {})
             if _own(own):
                 return evaluate.personal_tensors(self.model, own), "personal"
+            if self.plan.own or self.personal:
+                raise BadRun(
+                    f"{_personal(self.folder, client)} is missing, where '{client}' keeps a model "
+                    "of its own: restore it, or write it again with: "
+                    f"{files.resuming(self.folder)}"
+                )
         elif self.plan.method.view == "personal" and self.personal:
             raise BadValue(
                 f"'{self.plan.method.name}' gives every client a model of its own: name one with "
@@ -169,12 +177,15 @@ def load(folder: str | os.PathLike[str], device: str = "auto") -> Trained:
         )
     where = device_of(device)
     plan = plan_of(config, folder, where)
-    model, _ = files.load_tensors(path)
+    model, _ = _read(path, folder)
     _check(model, plan, path)
-    kept = {
-        p.stem: _moved(files.load_tensors(p)[0], where)
-        for p in sorted((folder / "personal").glob("*.safetensors"))
-    }
+    kept = {}
+    for client in plan.facts.clients:
+        own = _personal(folder, client)
+        if own.is_file():
+            tensors, meta = _read(own, folder)
+            _check_own(tensors, meta, plan, own, client)
+            kept[client] = _moved(tensors, where)
     return Trained(
         plan,
         _moved(model, where),
@@ -182,7 +193,20 @@ def load(folder: str | os.PathLike[str], device: str = "auto") -> Trained:
         tuple(config["facts"]["classes"]),
         config.get("metric", "accuracy"),
         config["source"].get("data", ""),
+        folder,
     )
+
+
+def _personal(folder: Path, client: str) -> Path:
+    return folder / "personal" / f"{client}.safetensors"
+
+
+def _read(path: Path, folder: Path) -> tuple[Tree, dict[str, Any]]:
+    try:
+        return files.load_tensors(path)
+    except BadRun as error:
+        what = str(error).rpartition(": ")[0]  # that remedy is for checkpoints
+        raise BadRun(f"{what}: write it again with: {files.resuming(folder)}") from None
 
 
 def _check(model: Tree, plan: Plan, path: Path) -> None:
@@ -194,6 +218,17 @@ def _check(model: Tree, plan: Plan, path: Path) -> None:
         raise BadRun(
             f"{path} does not fit the model of its config.toml (first difference: '{wrong[0]}'): "
             "the model's or method's code has changed, or the file is of another run"
+        )
+
+
+def _check_own(tensors: Tree, meta: Mapping[str, Any], plan: Plan, path: Path, client: str) -> None:
+    """Refuse what another client, another method or another model keeps."""
+    model = {n: t.shape for n, t in plan.tensors.items()}
+    fits = all(t.shape == model.get(n) for n, t in under("model", tensors).items())
+    if not fits or (meta.get("client"), meta.get("method")) != (client, plan.method.name):
+        raise BadRun(
+            f"{path} is not what '{client}' keeps in this run: restore it, or write it again with: "
+            f"{files.resuming(path.parent.parent)}"
         )
 
 

@@ -52,6 +52,16 @@ def test_labels_give_a_score_and_a_file_takes_the_table(capsys, runs, fax, tmp_p
     assert call(capsys, *argv, "--json").json["score"] == pytest.approx(right)
 
 
+def test_what_is_no_table_is_not_written_over(capsys, runs, fax):
+    np.savez("new.npz", x=fax.x[:3].numpy())
+    before = (runs / "fedavg" / "config.toml").read_bytes()
+    argv = ("predict", runs / "fedavg", "--data", "new.npz", "--out")
+    assert "choose another" in call(capsys, *argv, runs / "fedavg" / "config.toml").error
+    assert "choose another" in call(capsys, *argv, "new.npz").error
+    assert (runs / "fedavg" / "config.toml").read_bytes() == before
+    assert [call(capsys, *argv, "table.csv").code for _ in range(2)] == [0, 0]
+
+
 def test_personal_models_want_a_client_or_an_unseen_site(capsys, runs):
     argv = ("predict", runs / "fedbn", "--data", "shifted-digits")
     wrong = call(capsys, *argv).error

@@ -23,7 +23,8 @@ from torch import Tensor
 from fedshift import data, files
 from fedshift.cli import messages
 from fedshift.data import images
-from fedshift.errors import BadData
+from fedshift.data.in_memory import read_npz
+from fedshift.errors import BadData, BadValue
 from fedshift.trained import Trained, load
 
 UNKNOWN = -1  # the label of a sample whose class is not known
@@ -41,6 +42,7 @@ class Inputs:
 
 def command(args: argparse.Namespace) -> None:
     """Predict, print or save the table, and say the score where there are labels."""
+    _check_out(args.out)
     trained = load(args.run, args.device)
     inputs = read(args.data, trained, args.client)
     found = trained.predict(inputs.x, args.client, args.unseen)
@@ -60,6 +62,12 @@ def command(args: argparse.Namespace) -> None:
             )
         if args.out is not None:
             messages.note(f"{len(rows)} predictions are in {args.out}")
+
+
+def _check_out(out: str | None) -> None:
+    """Refuse to write over what is no table: a run's own files, the data…"""
+    if out is not None and Path(out).is_file() and Path(out).suffix.lower() != ".csv":
+        raise BadValue(f"--out {out} is there and no .csv file: choose another name")
 
 
 def _object(
@@ -173,7 +181,7 @@ def _labels(y: Tensor, classes: Sequence[str], trained: Trained, where: str) -> 
 
 def _from_npz(path: Path, trained: Trained, client: str | None) -> Inputs:
     """Every array `x`, `<client>/x` or `<client>/<split>/x`, with its `y` where there is one."""
-    arrays = _arrays(path)
+    arrays = read_npz(path)
     places = [n[:-1] for n in arrays if n == "x" or (n[-1:] == "x" and n[-2:-1] in "/._")]
     if not places:
         raise BadData(f"{path} holds no array called x: save it with np.savez('{path.name}', x=x)")
@@ -194,17 +202,6 @@ def _from_npz(path: Path, trained: Trained, client: str | None) -> Inputs:
     if classes is not None and bool((y != UNKNOWN).all()):
         y = _labels(y, classes, trained, str(path))
     return Inputs(names, torch.cat(xs), y)
-
-
-def _arrays(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise BadData(f"there is no file {path}: check the path")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except Exception as error:  # numpy and zipfile raise whatever they stumble over
-        reason = messages.one_line(str(error))
-        raise BadData(f"{path} cannot be read ({reason}): write it with np.savez") from None
 
 
 def _tensor(array: Any, where: str) -> Tensor:

@@ -84,7 +84,7 @@ def npz(path: str | Path, **options: Any) -> Federation:
     """
     path = Path(path)
     options.setdefault("source", describe(path, **options))
-    loaded = _read(path)
+    loaded = read_npz(path)
     if "classes" in loaded:
         options.setdefault("classes", [str(c) for c in loaded.pop("classes").tolist()])
     if not loaded:
@@ -107,7 +107,7 @@ def inputs(path: str | Path) -> Tensor:
     uint8 stays uint8 and counts 0 to 255, floats are taken as they are, images are turned to
     [N, C, H, W].
     """
-    loaded = _read(Path(path))
+    loaded = read_npz(Path(path))
     if "x" not in loaded:
         raise BadData(f"{path} holds no array 'x': write it with np.savez(path, x=images)")
     x = _inputs(_tensor(loaded["x"], f"inputs of {path}"), str(path))
@@ -119,7 +119,8 @@ def inputs(path: str | Path) -> Tensor:
     return channels_first(x, str(path))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_npz(path: Path) -> dict[str, Any]:
+    """The arrays of an .npz file by name; nothing is unpickled."""
     if not path.is_file():
         raise BadData(f"there is no file {path}: check the path")
     try:
