@@ -20,7 +20,7 @@ REASONS = {
     2: "not finite",
     3: "has shape [8, 3] instead of [3, 8]",
     4: "holds 'model/evil'",
-    5: "packed as 'numpy.ndarray', which is never opened",
+    5: "packed as 'numpy.ndarray', which is never",
     6: "has shape [134217728]",
     7: "the disk is on fire",
     8: "its process ended",

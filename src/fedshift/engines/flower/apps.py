@@ -8,6 +8,7 @@ did not come is decided here, and nothing else.
 from __future__ import annotations
 
 import faulthandler
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,9 +34,19 @@ _REASONS = {
 
 
 def pack(packet: Packet) -> RecordDict:
-    """A packet in Flower's records."""
-    arrays = {n: Array(p.dtype, p.shape, _STYPE, p.data) for n, p in packet.pieces.items()}
-    return RecordDict({"head": ConfigRecord({"json": packet.head}), "tensors": ArrayRecord(arrays)})
+    """A packet in Flower's records: two arrays, for Flower takes several requests for each.
+
+    One holds the model, which is the same for all sites and so is stored once, the other the rest.
+    """
+    arrays, index = {}, []
+    for part in ("model", "rest"):
+        model = part == "model"
+        mine = {n: p for n, p in packet.pieces.items() if n.startswith("model/") == model}
+        data = b"".join(p.data for p in mine.values())
+        arrays[part] = Array("uint8", (len(data),), _STYPE, data)
+        index += [[part, n, p.dtype, list(p.shape), len(p.data)] for n, p in mine.items()]
+    head = {"json": packet.head, "index": json.dumps(index)}
+    return RecordDict({"head": ConfigRecord(head), "tensors": ArrayRecord(arrays)})
 
 
 def unpack(content: RecordDict) -> Packet:
@@ -45,16 +56,37 @@ def unpack(content: RecordDict) -> Packet:
     head, arrays = content["head"], content["tensors"]
     if not isinstance(head, ConfigRecord) or not isinstance(arrays, ArrayRecord):
         raise Rejected("it is no message of fedshift's")
+    for array in arrays.values():
+        if array.stype != _STYPE:
+            how = codec.short(array.stype)
+            raise Rejected(f"its tensors are packed as '{how}', which is never opened")
+    left = {name: memoryview(array.data) for name, array in arrays.items()}
+    pieces = {}
+    for part, name, dtype, shape, size in _index(head.get("index")):
+        if part not in left or size > len(left[part]) or name in pieces:
+            raise Rejected("its tensors are not those of its index")
+        pieces[name] = Piece(dtype, shape, bytes(left[part][:size]))
+        left[part] = left[part][size:]
+    if any(len(rest) for rest in left.values()):
+        raise Rejected("it holds more than its index says")
     text = head.get("json")
     if not isinstance(text, str):
         raise Rejected("its head is no text")
-    pieces = {}
-    for name, array in arrays.items():
-        if array.stype != _STYPE:
-            how = codec.short(array.stype)
-            raise Rejected(f"'{codec.short(name)}' is packed as '{how}', which is never opened")
-        pieces[name] = Piece(array.dtype, tuple(array.shape), array.data)
     return Packet(text, pieces)
+
+
+def _index(text: object) -> list[tuple[str, str, str, tuple[int, ...], int]]:
+    """Which tensors lie one after another in which array."""
+    found = []
+    try:
+        for part, name, dtype, shape, size in json.loads(str(text)):
+            words = all(isinstance(w, str) for w in (part, name, dtype))
+            if not words or not all(type(n) is int and n >= 0 for n in (*shape, size)):
+                raise TypeError
+            found.append((part, name, dtype, tuple(shape), size))
+    except (TypeError, ValueError, RecursionError):
+        raise Rejected("its index cannot be read") from None
+    return found
 
 
 # ---------------------------------------------------------------------------- the site's side
