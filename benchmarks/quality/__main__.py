@@ -27,6 +27,7 @@ def play(seeds: int, out: Path, workers: int) -> dict[tuple[str, int, str], Scor
     """All runs that are not in the folder yet, over processes; then all scores."""
     sites = ("", *fs.data.load(DATA).names)
     jobs = [(row, seed, site) for seed in range(seeds) for row in ROWS for site in sites]
+    jobs.sort(key=lambda job: job[2] != "")  # those with all sites first
     place = {job: out / f"{job[0]}-seed{job[1]}-{job[2] or 'all'}.json" for job in jobs}
     left = [job for job in jobs if not place[job].exists()]
     context = multiprocessing.get_context("spawn")
