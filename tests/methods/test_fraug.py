@@ -586,7 +586,7 @@ def terms(method: FRAug) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize(("switch", "changed"), EFFECTS, ids=lambda v: str(v))
+@pytest.mark.parametrize(("switch", "changed"), EFFECTS, ids=[str(s) for s, _ in EFFECTS])
 def test_a_switch_changes_what_it_says_and_nothing_else(switch, changed):
     default, found = terms(FRAug()), terms(FRAug(**switch))
     same = {n for n in default if n in found and found[n] == default[n]}
