@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedshift.hparam import hp
     from fedshift.method import Ctx, Method, Payload, Phase, Report, Scope, Stage, State, Uploads
     from fedshift.models import ModelSpec, adapt
+    from fedshift.privacy import Privacy
     from fedshift.protocol import Protocol
     from fedshift.run import Run
     from fedshift.trained import Trained, load
@@ -39,6 +40,7 @@ _HOME = {
     "ModelSpec": "models",
     "Payload": "method",
     "Phase": "method",
+    "Privacy": "privacy",
     "Protocol": "protocol",
     "Report": "method",
     "Run": "run",

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedshift import keys, privacy
 from fedshift.errors import BadRun
 from fedshift.method import State, Uploads
 from fedshift.net import Net
@@ -141,8 +142,22 @@ def absorb(
     own = method.weights(uploads, server.methods)
     if own is not None:
         uploads = dataclasses.replace(uploads, weights=_normalised(own.to(counts)))
-    new = {**server.model, **_combine_model(plan, uploads)}
-    uploads = dataclasses.replace(uploads, combined=_combine_extras(plan, uploads, result.kinds))
+    means = _combine_model(plan, uploads)
+    combined = _combine_extras(plan, uploads, result.kinds)
+    if plan.privacy is not None and not plan.privacy.local:
+        means, combined = privacy.central(
+            plan.privacy,
+            means,
+            combined,
+            result.kinds,
+            plan.shared,
+            len(result.clients),
+            keys.as_tensor(key, plan.device),
+        )
+        model, extras = privacy.sealed(result.model), privacy.sealed(result.extras)
+        uploads = dataclasses.replace(uploads, model=model, extras=extras)
+    new = {**server.model, **means}
+    uploads = dataclasses.replace(uploads, combined=combined)
     methods = server.methods
     if result.model:
         new, methods = method.server_step(server.model, new, methods)
@@ -158,6 +173,11 @@ def _normalised(weights: Tensor) -> Tensor:
             f"{float(total):g}: a method's weights must be finite and sum to more than 0"
         )
     return weights / total
+
+
+def _central(plan: Plan) -> bool:
+    """Whether the server adds noise: its method then sees plain means and sums alone."""
+    return plan.privacy is not None and not plan.privacy.local
 
 
 def _combine_model(plan: Plan, uploads: Uploads) -> Tree:
@@ -177,7 +197,14 @@ def _combined(plan: Plan, uploads: Uploads, name: str, stacked: Tensor) -> Tenso
 def _combine_extras(plan: Plan, uploads: Uploads, kinds: Mapping[str, str]) -> Tree:
     combined: Tree = {}
     for name, stacked in uploads.extras.items():
-        own = plan.method.combine_extra(name, stacked, uploads.weights)
+        own = None
+        if not _central(plan):
+            own = plan.method.combine_extra(name, stacked, uploads.weights)
+        elif kinds[name] == "individual":
+            raise BadRun(
+                f"'{name}' is for the server to look at one by one, which noise on means does not "
+                "cover: let clients add it (--dp-where local), or take another method"
+            )
         if own is not None:
             combined[name] = own
         elif kinds[name] == "mean":

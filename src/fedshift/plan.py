@@ -20,6 +20,7 @@ from fedshift.models.probing import unkeyed
 from fedshift.models.spec import seeded
 from fedshift.net import clone, eval_mode, measure, owners, tensors_of
 from fedshift.optim import Optimizer
+from fedshift.privacy import Privacy
 from fedshift.protocol import Protocol
 from fedshift.tree import Tree
 
@@ -41,6 +42,7 @@ class Plan:
         used: names of the tensors that a prediction looks at (not those of attached networks).
         unkeyed: draws of the model that no key reaches (dropout inside nn.LSTM), in words.
         autocast: compute in bfloat16, keep everything else in float32.
+        privacy: clipping and noise of what clients upload (None: neither).
     """
 
     method: Composed
@@ -59,6 +61,7 @@ class Plan:
     random: bool
     unkeyed: tuple[str, ...]
     used: frozenset[str]
+    privacy: Privacy | None = None
 
     @property
     def tensors(self) -> Tree:
@@ -121,6 +124,7 @@ def make(
     device: torch.device,
     dtype: str,
     seed: int,
+    privacy: Privacy | None = None,
 ) -> Plan:
     """Build the model for the method and derive who trains and owns what.
 
@@ -161,6 +165,7 @@ def make(
         random=bool(uses_randomness(built, probe)) or _attached_dropout(built),
         unkeyed=tuple(unkeyed(built, probe)),
         used=_used(built, probe),
+        privacy=privacy,
     )
     for phase in phases:
         if not set(phase.groups) & set(plan.trained):

@@ -17,6 +17,7 @@ from fedshift.federation import Facts, Federation
 from fedshift.method import Method
 from fedshift.models import ModelSpec
 from fedshift.plan import Plan
+from fedshift.privacy import Privacy
 from fedshift.protocol import Protocol
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def rebuild(
             out=folder,
             hold_out=config["hold_out"],
             checkpoint_every=config["checkpoint_every"],
+            privacy=privacy_of(config),
             **machine,
         )
     except (KeyError, TypeError) as error:
@@ -115,6 +117,7 @@ def plan_of(config: Mapping[str, Any], folder: Path, device: torch.device) -> Pl
             device,
             config["dtype"],
             config["seed"],
+            privacy_of(config),
         )
     except (KeyError, TypeError) as error:
         if isinstance(error, FedshiftError):
@@ -122,6 +125,11 @@ def plan_of(config: Mapping[str, Any], folder: Path, device: torch.device) -> Pl
         raise BadRun(
             f"{folder / 'config.toml'} cannot be used ({error}): restore it as it was written"
         ) from None
+
+
+def privacy_of(config: Mapping[str, Any]) -> Privacy | None:
+    """The privacy that a configuration asks for."""
+    return Privacy(**config["privacy"]) if "privacy" in config else None
 
 
 def method_of(config: Mapping[str, Any], folder: Path) -> Composed:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fedshift import aggregate, checkpoint, evaluate, files, keys, lines, methods, tree
+from fedshift import aggregate, checkpoint, evaluate, files, keys, ledger, lines, methods, tree
 from fedshift import plan as plans
 from fedshift._version import __version__
 from fedshift.aggregate import Server
@@ -34,6 +34,7 @@ from fedshift.federation import Client, Federation
 from fedshift.lines import Line as Line
 from fedshift.method import Method, Stage, State
 from fedshift.models import ModelSpec
+from fedshift.privacy import Privacy
 from fedshift.protocol import Protocol
 from fedshift.report import Report
 from fedshift.report.read import record
@@ -74,6 +75,7 @@ class Run:
         out: the run's folder (None: nothing is written).
         hold_out: clients that do not train and are scored as unseen.
         checkpoint_every: rounds between checkpoints.
+        privacy: clipping of updates and Gaussian noise (None: neither).
         say: takes sentences about choices made; `warn`: takes warnings.
 
     >>> import fedshift as fs
@@ -99,6 +101,7 @@ class Run:
         out: str | Path | None = None,
         hold_out: Sequence[str] = (),
         checkpoint_every: int = 1,
+        privacy: Privacy | None = None,
         say: Callable[[str], None] = lambda sentence: None,
         warn: Callable[[str], None] = _warn,
     ) -> None:
@@ -137,6 +140,7 @@ class Run:
             self.device,
             dtype,
             seed,
+            privacy,
         )
         plans.check_batches(self.plan.model, self.federation, self.protocol)
         if self.unseen and not evaluate.serves_unseen(self.plan):
@@ -154,6 +158,7 @@ class Run:
         self._elsewhere = self.engine_name == "flower"
         self._check_elsewhere()
         self.progress = self._beginning()
+        self._ledger = self._check_privacy()
         self._engine: Engine | None = None
         self._opened = False
 
@@ -190,6 +195,8 @@ class Run:
         stage = self.stages[self.progress.stage]
         start = time.perf_counter()
         jobs = self._jobs(stage, self.progress)
+        if self._leaves(stage):
+            self._ledger.note(j.client for j in jobs)
         result = self._play(jobs)
         now = self.progress
         sent = {j.client: aggregate.bytes_down(self.plan, now.server, j.payload) for j in jobs}
@@ -226,6 +233,8 @@ class Run:
         )
         found[-1] |= {"seconds": time.perf_counter() - start, "warnings": self._warned}
         self._warned = []
+        if self.plan.privacy is not None:
+            found[-1] |= ledger.cost(self.plan.privacy, self._ledger.most)
         late = scored and self._elsewhere
         if scored and not late:
             found = lines.scored(found, self._scores(server, kept), self.method.view)
@@ -282,6 +291,8 @@ class Run:
     def _sound(self, stage: Stage, now: Progress, result: Result) -> tuple[Result, dict[str, str]]:
         """The result without clients that came to NaN or infinity; if all did, the run stops."""
         flags = aggregate.sound_kept(result.kept, self.device)
+        if self.plan.privacy is not None:
+            result, flags = self._taken_back(now, result, flags), [True] * len(flags)
         if stage.program != "tune":
             flags = [a and b for a, b in zip(flags, aggregate.sound(result))]
         left_out = {c: "not finite" for c, good in zip(result.clients, flags) if not good}
@@ -293,6 +304,20 @@ class Run:
         if not any(flags):
             self._stop("every client has", now, "or clip gradients (--clip)")
         return aggregate.only(result, flags), left_out
+
+    def _taken_back(self, now: Progress, result: Result, good: Sequence[bool]) -> Result:
+        """The result in which clients whose own state is not finite go on with what they had.
+
+        Their updates count all the same: to leave them out would tell of their data.
+        """
+        for client in (c for c, sound in zip(result.clients, good) if not sound):
+            self._warn(
+                f"what client '{client}' keeps came to NaN or infinity in round {now.done + 1} and "
+                "is as it was before: look at its data, or lower the learning rate"
+            )
+        own = zip(result.clients, result.kept, good)
+        kept = [k if sound else dict(now.kept[c]) for c, k, sound in own]
+        return dataclasses.replace(result, kept=kept)
 
     def _stop(self, who: str, now: Progress, remedy: str) -> NoReturn:
         """End a run that came to NaN, with the last good state saved."""
@@ -425,6 +450,7 @@ class Run:
     def config(self) -> Line:
         """Everything that decides the run's results, resolved, with versions."""
         parts = [methods.spec_of(p) for p in self.method.parts]
+        privacy = self.plan.privacy
         return {
             "method": self.method.name,
             "data": self.whole.name,
@@ -454,6 +480,7 @@ class Run:
                 "clients": list(self.plan.facts.clients),
             },
             "pipeline": self.federation.pipeline.to_config(),
+            **({} if privacy is None else {"privacy": dataclasses.asdict(privacy)}),
             "versions": {
                 "fedshift": __version__,
                 "torch": torch.__version__,
@@ -565,6 +592,7 @@ class Run:
             checkpoint.check(out / "checkpoint", saved, run.progress)
             run.progress = _on_device(saved, run.device)
             run._warned = []  # what was warned of at the start stands in the first round's line
+            run._recount()
         run._opened = True
         run._cut_metrics()
         return run
@@ -581,6 +609,41 @@ class Run:
                 self.plan, self.federation, self.workers, self.spec, self.dtype, self.seed
             )
         return choice.start(self.plan, self.federation, self.engine_name, self.chunk)
+
+    # -- privacy -------------------------------------------------------------------------------
+
+    def _check_privacy(self) -> ledger.Ledger:
+        """Refuse what privacy cannot cover; the account of what it costs."""
+        privacy = self.plan.privacy
+        if privacy is None:
+            return ledger.Ledger()
+        from fedshift import protectable
+        from fedshift.engines.flower.declared import Declared
+
+        ledger.check_installed(privacy)
+        protectable.check(self.plan)
+        sample = self.federation.clients[0].train.x
+        declared = Declared(self.plan, tuple(sample.shape[1:]), sample.dtype)
+        jobs = [self._jobs(stage, self.progress)[0] for stage in self.stages]
+        protectable.check_uploads(self.plan, declared, self.progress.server, jobs)
+        written = self.out is not None and privacy.source == "system"
+        return ledger.Ledger(self.out / "releases.json" if written and self.out else None)
+
+    def _leaves(self, stage: Stage) -> bool:
+        """Whether clients let anything leave in a round of a stage."""
+        return self.plan.privacy is not None and (
+            stage.program == "train" or self.method.has("report")
+        )
+
+    def _recount(self) -> None:
+        """The account of rounds that an earlier process played, where none was written down."""
+        privacy, now = self.plan.privacy, self.progress
+        if privacy is None or privacy.source == "system":
+            return
+        for k, stage in enumerate(self.stages[: now.stage + 1]):
+            for round in range(stage.rounds if k < now.stage else now.round):
+                if self._leaves(stage):
+                    self._ledger.note(self._participants(stage, round))
 
     def _rebuildable(self) -> bool:
         return self.spec.rebuildable and all(methods.spec_of(p) for p in self.method.parts)

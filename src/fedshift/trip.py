@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift import keys, task
+from fedshift import keys, privacy, task
 from fedshift.batches import Pool, View, order
 from fedshift.draws import keyed
 from fedshift.layers import fast
@@ -210,17 +210,36 @@ class Trip:
         taken = self._host(
             [max(1, 0 if program == "collect" else j.steps) for j in jobs], plan.dtype
         )
+        model, extras = self._leaving(
+            {n: self._out(t) for n, t in model.items()},
+            {n: self._out(t) for n, t in extras.items()},
+            work,
+        )
         return Result(
             clients=[j.client for j in jobs],
-            model={n: self._out(t) for n, t in model.items()},
-            extras={n: self._out(t) for n, t in extras.items()},
+            model=model,
+            extras=extras,
             kinds=dict(self.kinds),
             kept=[
                 {**{n: t for n, t in j.kept.items() if n not in keep}, **own}
                 for j, own in zip(jobs, self._rows(keep, len(jobs)))
             ],
-            losses={n: self._out(t / taken) for n, t in work.losses.items()},
+            losses={n: self._out(t / taken) for n, t in self._told(work).items()},
         )
+
+    def _leaving(self, model: Tree, extras: Tree, work: _Work) -> tuple[Tree, Tree]:
+        """What goes up, clipped and perhaps noised where the run has privacy."""
+        if self.plan.privacy is None:
+            return model, extras
+        dims, initial = work.dims["dyn"]["initial"], work.dyn["initial"]
+        each = {n: initial[n] if self.mapped and dims[n] == 0 else initial[n][None] for n in model}
+        key = work.dyn["key"].reshape(-1)
+        return privacy.leave(self.plan.privacy, model, extras, each, self._shared, key)
+
+    def _told(self, work: _Work) -> Tree:
+        """The losses; a client that trusts no server does not tell them."""
+        local = self.plan.privacy is not None and self.plan.privacy.local
+        return {} if local else work.losses
 
     # -- one local step ------------------------------------------------------------------------
 

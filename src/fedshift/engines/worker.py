@@ -63,6 +63,7 @@ def _player(opening: dict[str, Any], handles: list[int]) -> Any:
     from fedshift.federation import Facts, Samples
     from fedshift.method import Stage, State
     from fedshift.models import ModelSpec
+    from fedshift.privacy import Privacy
     from fedshift.protocol import Protocol
     from fedshift.trip import Job
 
@@ -86,6 +87,7 @@ def _player(opening: dict[str, Any], handles: list[int]) -> Any:
         torch.device("cpu"),
         opening["dtype"],
         opening["seed"],
+        opening["privacy"] and Privacy(**opening["privacy"]),
     )
     loop = Loop(whole, [Samples(fetch(c["x"]), fetch(c["y"])) for c in opening["data"]])
 

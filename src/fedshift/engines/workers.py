@@ -72,6 +72,7 @@ class Workers:
             "pipeline": plan.pipeline.to_config(),
             "dtype": dtype,
             "seed": seed,
+            "privacy": plan.privacy and dataclasses.asdict(plan.privacy),
             "data": _lay_out(federation, self._data),
             "path": sys.path,
         }
