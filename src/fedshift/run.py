@@ -725,8 +725,7 @@ def _losses(result: Result) -> dict[str, dict[str, float]]:
 
 def _on_device(progress: Progress, device: torch.device) -> Progress:
     def move(tensors: Mapping[str, Tensor]) -> Tree:
-        # copies, because in the file they are not aligned, on which fast kernels' rounding depends
-        return {n: t.to(device, copy=True) for n, t in tensors.items()}
+        return {n: t.to(device) for n, t in tensors.items()}
 
     server = Server(
         move(progress.server.model),
