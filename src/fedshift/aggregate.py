@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedshift import keys, privacy
+from fedshift import keys, noising, sealed
 from fedshift.errors import BadRun
 from fedshift.method import State, Uploads
 from fedshift.net import Net
@@ -148,7 +148,7 @@ def absorb(
         uploads = dataclasses.replace(uploads, combined=combined)
         return _stepped(plan, server, means, uploads, key)
     assert plan.privacy is not None
-    means, combined = privacy.central(
+    means, combined = noising.central(
         plan.privacy,
         means,
         combined,
@@ -157,11 +157,11 @@ def absorb(
         len(result.clients),
         keys.as_tensor(key, plan.device),
     )
-    model, extras = privacy.sealed(result.model), privacy.sealed(result.extras)
+    model, extras = sealed.seal(result.model), sealed.seal(result.extras)
     uploads = dataclasses.replace(uploads, model=model, extras=extras, combined=combined)
-    with privacy.unseen():
+    with sealed.unseen():
         after = _stepped(plan, server, means, uploads, key)
-    privacy.check_unseen([*after.model.values(), *_held(after.methods)])
+    sealed.check_unseen([*after.model.values(), *_held(after.methods)])
     return after
 
 

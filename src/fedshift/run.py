@@ -234,7 +234,7 @@ class Run:
         found[-1] |= {"seconds": time.perf_counter() - start, "warnings": self._warned}
         self._warned = []
         if self.plan.privacy is not None:
-            found[-1] |= ledger.cost(self.plan.privacy, self._ledger.most)
+            found[-1] |= self.spent
         late = scored and self._elsewhere
         if scored and not late:
             found = lines.scored(found, self._scores(server, kept), self.method.view)
@@ -628,6 +628,12 @@ class Run:
         protectable.check_uploads(self.plan, declared, self.progress.server, jobs)
         written = self.out is not None and privacy.source == "system"
         return ledger.Ledger(self.out / "releases.json" if written and self.out else None)
+
+    @property
+    def spent(self) -> Line:
+        """What privacy has cost the client that took part most often: epsilon, at delta."""
+        privacy = self.plan.privacy
+        return {} if privacy is None else ledger.cost(privacy, self._ledger.most)
 
     def _leaves(self, stage: Stage) -> bool:
         """Whether clients let anything leave in a round of a stage."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from fedshift.errors import BadValue, UnknownName
 from fedshift.hparam import Hyper, hp, hypers
+from fedshift.privacy import Privacy
 from fedshift.protocol import Protocol
 
 
@@ -39,6 +40,7 @@ class Setup:
 
 SETUP = hypers(Setup)
 PROTOCOL = hypers(Protocol)
+PRIVACY = {f"dp_{name}": hyper for name, hyper in hypers(Privacy).items()}
 SEEDS = Hyper("seeds", 3, "how many seeds, counted from --seed", int, low=1)
 _ELSEWHERE = {"model": "the data's", "workers": "a measured rule", "out": "a new one in runs/"}
 
@@ -50,6 +52,7 @@ class Options:
     Args:
         setup: fields of `Setup`.
         protocol: fields of `Protocol`.
+        privacy: fields of `Privacy`, by their names as options (dp_clip).
         settings: hyperparameters of methods, by "mu" or "fedprox.mu".
         hold_out: names of clients, or "each".
         seeds: how many (None: not named).
@@ -57,6 +60,7 @@ class Options:
 
     setup: dict[str, Any] = dataclasses.field(default_factory=dict)
     protocol: dict[str, Any] = dataclasses.field(default_factory=dict)
+    privacy: dict[str, Any] = dataclasses.field(default_factory=dict)
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     hold_out: tuple[str, ...] = ()
     seeds: int | None = None
@@ -75,6 +79,15 @@ class Options:
         if "epochs" in self.protocol:
             values.pop("steps", None)
         return Protocol(**{**values, **self.protocol})
+
+    def full_privacy(self) -> Privacy | None:
+        """Clipping and noise, where any of it was asked for.
+
+        >>> Options(privacy={"dp_noise": 2.0}).full_privacy().noise
+        2.0
+        """
+        given = {n.removeprefix("dp_"): v for n, v in self.privacy.items()}
+        return Privacy(**given) if given else None
 
 
 def flag(name: str) -> str:
@@ -115,6 +128,9 @@ def add(parser: argparse.ArgumentParser, *, seeds: bool) -> None:
     group = parser.add_argument_group("protocol (default: what the data recommend)")
     for hyper in PROTOCOL.values():
         _add(group, hyper)
+    group = parser.add_argument_group("differential privacy (off unless one of these is given)")
+    for name, hyper in PRIVACY.items():
+        _add(group, dataclasses.replace(hyper, name=name))
 
 
 def _add(group: argparse._ArgumentGroup, hyper: Hyper) -> None:
@@ -166,7 +182,7 @@ def read(args: argparse.Namespace) -> Options:
 
 def _known(args: argparse.Namespace) -> set[str]:
     """The names of options that this command has."""
-    return {*SETUP, *PROTOCOL, "hold_out", "set"} | ({"seeds"} & set(vars(args)))
+    return {*SETUP, *PROTOCOL, *PRIVACY, "hold_out", "set"} | ({"seeds"} & set(vars(args)))
 
 
 def _from_file(options: Options, path: Path, known: set[str]) -> None:
@@ -227,6 +243,8 @@ def _store(options: Options, name: str, value: Any, where: str) -> None:
         if other:
             options.protocol.pop(other, None)
         options.protocol[name] = _checked(PROTOCOL[name], value, where)
+    elif name in PRIVACY:
+        options.privacy[name] = _checked(PRIVACY[name], value, where)
     else:
         if isinstance(value, list) and name == "stages":
             value = ",".join(map(str, value))

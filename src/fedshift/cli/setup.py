@@ -50,9 +50,13 @@ def model(options: Options, found: Federation) -> ModelSpec:
 
 
 def machine(options: Options) -> dict[str, Any]:
-    """The arguments of a run that say where and how it is computed."""
+    """The arguments of a run that say where and how it is computed, and what is hidden in it."""
     names = ("engine", "chunk", "device", "dtype", "checkpoint_every")
-    return {"workers": options.setup.get("workers"), **{n: options.value(n) for n in names}}
+    return {
+        "workers": options.setup.get("workers"),
+        "privacy": options.full_privacy(),
+        **{n: options.value(n) for n in names},
+    }
 
 
 def out(options: Options, default: str) -> Path:
