@@ -212,6 +212,10 @@ def _known(path: Path, table: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     for name, value in found.items():
         if name not in fields:
             raise UnknownName(f"entry in {path}", name, fields)
+        if fields[name].default_factory is dict and not isinstance(value, Mapping):
+            raise BadValue(
+                f"{name} in {path} is {value!r}: write [{name}] and below it name = value"
+            )
         default = fields[name].default
         number = isinstance(default, (int, float))
         fits = isinstance(value, (int, float)) and not isinstance(value, bool)
