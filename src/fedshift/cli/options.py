@@ -133,7 +133,28 @@ def add(parser: argparse.ArgumentParser, *, seeds: bool) -> None:
         _add(group, dataclasses.replace(hyper, name=name))
 
 
-def _add(group: argparse._ArgumentGroup, hyper: Hyper) -> None:
+def add_one(parser: argparse.ArgumentParser, name: str) -> None:
+    """Give a parser one option of a run alone."""
+    _add(parser, SETUP[name])
+
+
+def one(args: argparse.Namespace, name: str) -> Any:
+    """The value of such an option, converted and checked."""
+    text = getattr(args, name)
+    return SETUP[name].default if text is None else _checked(SETUP[name], text, flag(name))
+
+
+def whole(text: str | None, name: str) -> int:
+    """A whole number from 1 on, or 0 where it was not named.
+
+    >>> whole("3", "seeds"), whole(None, "seeds")
+    (3, 0)
+    """
+    known = Hyper(name, 0, "", int, low=1)
+    return 0 if text is None else int(_checked(known, text, flag(name)))
+
+
+def _add(group: argparse._ActionsContainer, hyper: Hyper) -> None:
     """One option; its text is converted later, when the file has been read too."""
     default = _ELSEWHERE.get(hyper.name, "" if hyper.default == "" else _word(hyper.default))
     extra = [t for t in (_bounds(hyper), f"default: {default}" if default else "") if t]
