@@ -18,8 +18,8 @@ def norm(kind: str, channels: int, groups: int = 32, maps: bool = True) -> dict[
         groups: of channels, where the kind is "group".
         maps: whether it normalises maps [B, C, H, W] (else vectors [B, C]).
 
-    >>> norm("group", 64)["norm"]
-    GroupNorm(32, 64, eps=1e-05, affine=True)
+    >>> norm("group", 64)["norm"].num_groups, norm("none", 64)
+    (32, {})
     """
     if kind not in KINDS:
         raise BadModel(f"norm '{kind}' is not known: choose {', '.join(KINDS)}")

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from fedshift.models.contract import Staged, block, image
 
-# output channels of each convolution, and whether a pool follows
-LAYERS = (
-    (64, True),
-    (128, True),
-    (256, False),
-    (256, True),
-    (512, False),
-    (512, True),
-    (512, False),
-    (512, True),
-)
+# channels of each convolution, in widths, and whether a pool follows
+LAYERS = ((1, True), (2, True), (4, False), (4, True), (8, False), (8, True), (8, False), (8, True))
 
 
 class VGG11(Staged):
@@ -33,11 +26,12 @@ class VGG11(Staged):
     )
     left_out = (r"^classifier\.",)
 
-    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+    def __init__(self, shape: tuple[int, ...], classes: int, width: int = 64) -> None:
         super().__init__()
         inputs, _, _ = image(shape, "vgg11", least=32)
         self.stages = tuple(f"conv{i}" for i in range(1, len(LAYERS) + 1))
-        for stage, (outputs, pooled) in zip(self.stages, LAYERS):
+        for stage, (widths, pooled) in zip(self.stages, LAYERS):
+            outputs = widths * width
             conv = nn.Conv2d(inputs, outputs, 3, padding=1)
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
             nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
@@ -52,10 +46,10 @@ class VGG11(Staged):
         return x.mean((2, 3))
 
 
-def network(shape: tuple[int, ...], classes: int) -> VGG11:
-    """The network for images of a shape.
+def network(shape: tuple[int, ...], classes: int, **options: Any) -> VGG11:
+    """The network for images of a shape; `options` are those of `VGG11`.
 
     >>> sum(p.numel() for p in network((3, 32, 32), 10).parameters())
     9225610
     """
-    return VGG11(shape, classes)
+    return VGG11(shape, classes, **options)
