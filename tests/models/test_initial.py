@@ -110,6 +110,22 @@ def test_names_of_published_files(name):
         assert initial._renamed(model, {left_out[name]: torch.zeros(1)}) == {}
 
 
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "alexnet", "vgg11", "swin-t"])
+def test_outputs_are_torchvisions(name, tmp_path):
+    """Where torchvision is installed: its weights, read from a file, give its features."""
+    torchvision = pytest.importorskip("torchvision")
+    theirs = torchvision.models.get_model(name.replace("-", "_")).eval()
+    path, shape = tmp_path / "theirs.safetensors", (3, 96, 128)
+    save_file({n: t.contiguous() for n, t in theirs.state_dict().items()}, path)
+    ours = models.build(name, shape, 1000, key=0, pretrained=path).eval()
+    x = torch.randn(2, *shape)
+    with torch.no_grad():
+        if name == "vgg11":  # FedBR's ends in the mean of the maps
+            torch.testing.assert_close(ours.features(x), theirs.features(x).mean((2, 3)))
+        else:
+            torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
+
+
 def wrong(path, change):
     tensors = torchvision_names(resnet(5))
     change(tensors)
@@ -172,6 +188,16 @@ def test_foreign_modules_have_their_own_names(tmp_path):
     model = models.build(net, (1, 4, 4), 3, key=0, head="3", pretrained=path)
     assert torch.equal(model.body[1].weight, theirs["1.weight"])
     assert model.head.weight.shape == (3, 4)
+
+
+def test_a_description_has_the_digest_of_the_file(file):
+    """A site opens no file for a server that does not know its content."""
+    plain = ModelSpec("resnet18", kwargs=SMALL, pretrained=str(file)).to_dict()
+    assert ModelSpec.from_dict(plain).build(SHAPE, 3, key=0).stages[0] == "stem"
+    with pytest.raises(BadModel, match="are not those that the run began with"):
+        ModelSpec.from_dict({**plain, "digest": "0" * 32}).build(SHAPE, 3, key=0)
+    with pytest.raises(BadModel, match="without their digest"):
+        ModelSpec.from_dict({**plain, "digest": ""})
 
 
 def test_a_run_goes_on_and_predicts_with_the_same_file_alone(tmp_path, file):

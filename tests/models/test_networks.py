@@ -9,6 +9,7 @@ import torch
 from fedshift import models
 from fedshift.errors import BadModel, UnknownName
 from fedshift.models.registry import construct
+from fedshift.net import measure
 
 SIZES = [  # network, options, shape, classes, parameters
     ("fedavg-cnn", {}, (1, 28, 28), 10, 582_026),  # 832 + 51,264 + 524,800 + 5,130: no padding
@@ -73,20 +74,140 @@ def test_every_network_has_its_size_tested():
     assert {"resnet18-small-gn", "alexnet-ln"} == set(models.names()) - {row[0] for row in SIZES}
 
 
-STAGES = {
-    "alexnet-bn": ("conv1", "conv2", "conv3", "conv4", "conv5", "fc1", "fc2"),
-    "digits-cnn": ("conv1", "conv2", "conv3", "fc1", "fc2"),
-    "resnet50": ("stem", "layer1", "layer2", "layer3", "layer4"),
-    "densenet100": ("stem", "block1", "block2", "block3", "last"),
-    "swin-t": ("stage1", "stage2", "stage3", "stage4"),
-    "fedgenp-cnn": ("conv1", "conv2", "fc"),
-}
+STAGES = [  # network, shape, shape of one sample behind each stage, worked out by hand
+    (
+        "alexnet-bn",
+        (3, 256, 256),  # 256 -> 63 -> 31; 31 -> 15; 15 -> 7; 6 after averages
+        {
+            "conv1": (64, 31, 31),
+            "conv2": (192, 15, 15),
+            "conv3": (384, 15, 15),
+            "conv4": (256, 15, 15),
+            "conv5": (256, 7, 7),
+            "fc1": (1024,),
+            "fc2": (1024,),
+        },
+    ),
+    (
+        "digits-cnn",
+        (3, 32, 32),
+        {
+            "conv1": (64, 16, 16),
+            "conv2": (64, 8, 8),
+            "conv3": (128, 8, 8),  # 8192 values
+            "fc1": (2048,),
+            "fc2": (512,),
+        },
+    ),
+    (
+        "fedbr-cnn",
+        (1, 28, 28),
+        {
+            "conv1": (64, 28, 28),
+            "conv2": (128, 14, 14),
+            "conv3": (128, 14, 14),
+            "conv4": (128, 14, 14),
+        },
+    ),
+    (
+        "vgg11",
+        (3, 32, 32),
+        {
+            "conv1": (64, 16, 16),
+            "conv2": (128, 8, 8),
+            "conv3": (256, 8, 8),
+            "conv4": (256, 4, 4),
+            "conv5": (512, 4, 4),
+            "conv6": (512, 2, 2),
+            "conv7": (512, 2, 2),
+            "conv8": (512, 1, 1),
+        },
+    ),
+    (
+        "cct-7/3x1",
+        (3, 32, 32),
+        {"tokens": (256, 256), **{f"block{i}": (256, 256) for i in range(1, 8)}},
+    ),
+    (
+        "fedgenp-cnn",
+        (1, 28, 28),
+        {"conv1": (6, 14, 14), "conv2": (16, 7, 7), "fc": (32,)},  # 784 values
+    ),
+    (
+        "fedgenp-cnn-celeba",
+        (3, 84, 84),  # 84 -> 42 -> 21 -> 11 -> 5 -> 3 -> 1
+        {"conv1": (16, 21, 21), "conv2": (32, 5, 5), "conv3": (64, 1, 1), "fc": (32,)},
+    ),
+    (
+        "resnet18-gn",
+        (3, 32, 32),
+        {
+            "stem": (64, 8, 8),
+            "layer1": (64, 8, 8),
+            "layer2": (128, 4, 4),
+            "layer3": (256, 2, 2),
+            "layer4": (512, 1, 1),
+        },
+    ),
+    (
+        "resnet18-small",
+        (3, 32, 32),
+        {
+            "stem": (64, 32, 32),
+            "layer1": (64, 32, 32),
+            "layer2": (128, 16, 16),
+            "layer3": (256, 8, 8),
+            "layer4": (512, 4, 4),
+        },
+    ),
+    (
+        "resnet50",
+        (3, 224, 224),
+        {
+            "stem": (64, 56, 56),
+            "layer1": (256, 56, 56),
+            "layer2": (512, 28, 28),
+            "layer3": (1024, 14, 14),
+            "layer4": (2048, 7, 7),
+        },
+    ),
+    (
+        "densenet100",
+        (3, 32, 32),  # each block adds 16 * 12 maps, a transition halves them
+        {
+            "stem": (24, 32, 32),
+            "block1": (108, 16, 16),
+            "block2": (150, 8, 8),
+            "block3": (342, 8, 8),
+            "last": (342, 8, 8),
+        },
+    ),
+    (
+        "swin-t",
+        (3, 224, 224),
+        {
+            "stage1": (96, 56, 56),
+            "stage2": (192, 28, 28),
+            "stage3": (384, 14, 14),
+            "stage4": (768, 7, 7),
+        },
+    ),
+]
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_stages_by_name(name):
+@pytest.mark.parametrize(("name", "shape", "stages"), STAGES, ids=lambda v: str(v)[:12])
+def test_stages_and_their_shapes(name, shape, stages):
     with torch.device("meta"):
-        assert construct(name, (3, 64, 64), 7).stages == STAGES[name]
+        net = construct(name, shape, 7)
+        width, found = measure(net, shape)
+    assert list(found.items()) == list(stages.items())
+    assert width == net.head.in_features
+
+
+def test_a_bottleneck_halves_the_side_in_its_3x3_convolution():
+    with torch.device("meta"):
+        first = construct("resnet50", (3, 64, 64), 7).layer2[0].body
+    assert [first.get_submodule(f"conv{i}").stride for i in (1, 2, 3)] == [(1, 1), (2, 2), (1, 1)]
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet", "small-cnn", "cct-7/3x1", "resnet18-small-gn"])

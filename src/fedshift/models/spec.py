@@ -125,6 +125,9 @@ class ModelSpec:
         if wrong or not isinstance(plain.get("name"), str):
             what = f"unknown entries {', '.join(sorted(wrong))}" if wrong else "no name"
             raise BadModel(f"a model's description has {what}: it holds {', '.join(known)}")
+        if plain.get("pretrained") and not plain.get("digest"):
+            # Who asks for a file of this machine must know what is in it: a server may ask.
+            raise BadModel("a model's description names pretrained weights without their digest")
         return cls(
             plain["name"],
             tuple(plain.get("stages", ())),
