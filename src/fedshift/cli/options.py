@@ -28,6 +28,7 @@ class Setup:
     model: str = hp("", "a network's name, or one of your own: nets.py:Net")
     stages: str = hp("", "a model's submodules after which methods may put layers: conv1,conv2")
     head: str = hp("", "a model's last layer: fc")
+    pretrained: str = hp("", "a .safetensors file with the weights that the model begins with")
     seed: int = hp(0, "of everything random", low=0)
     engine: str = hp("auto", "where clients train: auto, loop or stacked")
     workers: int = hp(0, "processes of the loop engine on a CPU", low=1)
