@@ -1,0 +1,67 @@
+"""Every federation of the papers' data sets by name: one line each, and nothing is imported.
+
+A name is that of a set, or of a set and a paper's protocol on it (`digits/fraug`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedshift.errors import BadValue
+
+if TYPE_CHECKING:
+    from fedshift.federation import Federation
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What a federation is, and the function of `fedshift.data.sets` that makes it."""
+
+    about: str
+    module: str
+    function: str
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    takes: tuple[str, ...] = ("seed",)
+
+    def make(self, name: str, options: Mapping[str, Any]) -> Federation:
+        """The federation, with the user's options."""
+        for option in options:
+            if option not in self.takes:
+                raise BadValue(
+                    f"'{name}' has no option '{option}': it takes {', '.join(self.takes)}"
+                )
+        module = importlib.import_module(f"fedshift.data.sets.{self.module}")
+        federation: Federation = getattr(module, self.function)(name, **self.fixed, **options)
+        return federation
+
+
+CATALOGUE: dict[str, Entry] = {
+    "digits": Entry(
+        "MNIST, SVHN, USPS, SynthDigits, MNIST-M: 743 training images each (FedBN)",
+        "digit_domains", "fedbn",
+    ),
+    "digits/present": Entry(
+        "As digits, of those sets that are there", "digit_domains", "fedbn", {"absent": "leave-out"}
+    ),
+    "digits/fraug": Entry(
+        "MNIST, MNIST-M, SVHN, USPS: 1 % of each to train on (FRAug)", "digit_domains", "fraug"
+    ),
+    "digits/fraug-present": Entry(
+        "As digits/fraug, of those sets that are there",
+        "digit_domains", "fraug", {"absent": "leave-out"},
+    ),
+    "rotated-mnist": Entry(
+        "MNIST at ten angles, a client each, the same classes everywhere", "rotated", "rotated_mnist"
+    ),
+    "rotated-mnist/fedbr": Entry(
+        "MNIST at ten angles, few classes a client: Dirichlet(0.1 p) (FedBR's code)",
+        "rotated", "rotated_mnist", {"alpha": 0.1},
+    ),
+    "rotated-mnist/fedbr-even": Entry(
+        "As rotated-mnist/fedbr, with Dirichlet(0.1) instead of Dirichlet(0.1 p)",
+        "rotated", "rotated_mnist", {"alpha": 0.1, "concentration": "even"},
+    ),
+}  # fmt: skip
