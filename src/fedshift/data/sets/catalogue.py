@@ -38,6 +38,8 @@ class Entry:
         return federation
 
 
+IMAGES = ("seed", "size")  # what a set of image files takes
+
 CATALOGUE: dict[str, Entry] = {
     "digits": Entry(
         "MNIST, SVHN, USPS, SynthDigits, MNIST-M: 743 training images each (FedBN)",
@@ -63,5 +65,13 @@ CATALOGUE: dict[str, Entry] = {
     "rotated-mnist/fedbr-even": Entry(
         "As rotated-mnist/fedbr, with Dirichlet(0.1) instead of Dirichlet(0.1 p)",
         "rotated", "rotated_mnist", {"alpha": 0.1, "concentration": "even"},
+    ),
+    "office-caltech10": Entry(
+        "Office-Caltech10: amazon, caltech10, dslr, webcam, 256 pixels, flips and rotations (FedBN)",
+        "office_caltech", "federation", takes=IMAGES,
+    ),
+    "office-caltech10/fedfa": Entry(
+        "As office-caltech10, without augmentation (FedFA's code)",
+        "office_caltech", "federation", {"augment": False}, IMAGES,
     ),
 }  # fmt: skip

@@ -43,7 +43,7 @@ def load(name: str) -> Splits:
         return mnist_m.made(load("mnist"), place.need("bsds500", "images/"))
     source = SOURCES[name]
     folder = place.need(name, source.contents + _OR_NPZ)
-    found = reading.npz(folder) or source.read(folder)
+    found = reading.kept(folder, lambda: reading.npz(folder) or source.read(folder))
     if not found:
         raise BadData(f"{folder} holds nothing of '{name}': put there {source.contents}{_OR_NPZ}")
     counts = {split: len(s) for split, s in found.items()}

@@ -11,7 +11,7 @@ import gzip
 import importlib
 import lzma
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ import torch
 
 from fedshift.data.in_memory import read_npz
 from fedshift.data.in_memory import samples as checked
+from fedshift.data.sets import once
 from fedshift.errors import BadData
 from fedshift.federation import Samples
+from fedshift.tree import Tree
 
 Array = np.ndarray[Any, Any]
 Splits = dict[str, Samples]  # "train", "test" -> images and labels
@@ -39,6 +41,18 @@ def raw(path: Path) -> bytes:
 def packed_or_not(folder: Path, name: str) -> Path | None:
     """A file of that name in a folder, plain or with .gz behind."""
     return next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
+
+
+def kept(folder: Path, read: Callable[[], Splits]) -> Splits:
+    """What `read` makes of the files in a folder, decoded once."""
+
+    def tree() -> Tree:
+        return {f"{s}/{a}": getattr(part, a) for s, part in read().items() for a in "xy"}
+
+    paths = sorted(p for p in folder.rglob("*") if p.is_file())
+    found = once.decoded("splits", paths, tree)
+    splits = sorted({name.partition("/")[0] for name in found}, reverse=True)  # training first
+    return {s: Samples(found[f"{s}/x"], found[f"{s}/y"]) for s in splits}
 
 
 def text(path: Path) -> str:
