@@ -66,6 +66,53 @@ CATALOGUE: dict[str, Entry] = {
         "As rotated-mnist/fedbr, with Dirichlet(0.1) instead of Dirichlet(0.1 p)",
         "rotated", "rotated_mnist", {"alpha": 0.1, "concentration": "even"},
     ),
+    "mnist": Entry(
+        "MNIST dealt evenly to 20 clients", "handwriting", "federation", {"of": "mnist"}
+    ),
+    **{
+        f"mnist/fedgenp-{percent}-{alpha:g}": Entry(
+            f"MNIST, 20 clients, {percent} % of it, label skew Dirichlet({alpha:g}) (FedGenP)",
+            "handwriting", "federation", {"of": "mnist", "percent": percent, "alpha": alpha},
+        )
+        for percent, alpha in ((100, 0.1), (100, 1.0), (10, 1.0), (10, 10.0), (5, 1.0), (5, 10.0))
+    },
+    "emnist": Entry(
+        "EMNIST's letters dealt evenly to 20 clients", "handwriting", "federation", {"of": "emnist"}
+    ),
+    **{
+        f"emnist/fedgenp-{percent}-{alpha:g}": Entry(
+            f"EMNIST's letters, 20 clients, {percent} %, label skew Dirichlet({alpha:g}) (FedGenP)",
+            "handwriting", "federation", {"of": "emnist", "percent": percent, "alpha": alpha},
+        )
+        for percent, alpha in ((100, 0.1), (100, 1.0), (10, 0.01), (10, 1.0))
+    },
+    "cifar-10": Entry(
+        "CIFAR-10 dealt evenly to 10 clients", "cifar", "fedbr", {"alpha": 0.0, "rotated": False}
+    ),
+    **{
+        f"cifar-10/fedfa-{alpha:g}": Entry(
+            f"CIFAR-10, 100 clients, label skew Dirichlet({alpha:g}) (FedFA)",
+            "cifar", "fedfa", {"alpha": alpha},
+        )
+        for alpha in (0.6, 0.3)
+    },
+    "cifar-10/fedbr": Entry(
+        "CIFAR-10, 10 clients, few classes and few of ten angles each (FedBR)", "cifar", "fedbr"
+    ),
+    "cifar-10/fedbr-upright": Entry(
+        "As cifar-10/fedbr, not rotated", "cifar", "fedbr", {"rotated": False}
+    ),
+    "cifar-10/fedbr-100": Entry(
+        "As cifar-10/fedbr, 100 clients of which 10 take part", "cifar", "fedbr", {"clients": 100}
+    ),
+    "cifar-100": Entry(
+        "CIFAR-100 dealt evenly to 10 clients",
+        "cifar", "fedbr", {"classes": 100, "alpha": 0.0, "rotated": False},
+    ),
+    "cifar-100/fedbr": Entry(
+        "CIFAR-100, 10 clients, label skew Dirichlet(0.1) (FedBR)",
+        "cifar", "fedbr", {"classes": 100, "rotated": False},
+    ),
     "office-caltech10": Entry(
         "Office-Caltech10: amazon, caltech10, dslr, webcam, 256 pixels, flips and rotations (FedBN)",
         "office_caltech", "federation", takes=IMAGES,

@@ -45,7 +45,7 @@ def load(name: str) -> Splits:
     folder = place.need(name, source.contents + _OR_NPZ)
     found = reading.kept(folder, lambda: reading.npz(folder) or source.read(folder))
     if not found:
-        raise BadData(f"{folder} holds nothing of '{name}': put there {source.contents}{_OR_NPZ}")
+        raise place.nothing(name, folder, source.contents + _OR_NPZ)
     counts = {split: len(s) for split, s in found.items()}
     place.compare_counts(f"'{name}'", counts, source.published)
     return found

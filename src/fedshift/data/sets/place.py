@@ -49,6 +49,11 @@ def _absent(name: str, contents: str) -> Path:
     )
 
 
+def nothing(name: str, folder: Path, contents: str) -> BadData:
+    """The error for a folder that is there and holds none of a set's files."""
+    return BadData(f"{folder} holds nothing of '{name}': put there {contents}")
+
+
 def child(folder: Path, name: str) -> Path | None:
     """The folder of that name inside another, however its name is spelt.
 

@@ -134,7 +134,7 @@ def _folders(root: Path, name: str, domains: Domains, contents: str) -> dict[str
         if len(there) > 1 or (there and base == root):
             missing = next(domain for domain in domains if domain not in there)
             raise BadData(f"{base} has no folder '{missing}': '{name}' is {contents}")
-    raise BadData(f"{root} holds nothing of '{name}': put there {contents}")
+    raise place.nothing(name, root, contents)
 
 
 def from_csv(tree: ImageTree) -> dict[str, list[Tensor]] | None:
