@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fedshift.data.source import describe
 from fedshift.errors import BadValue
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ class Entry:
                     f"'{name}' has no option '{option}': it takes {', '.join(self.takes)}"
                 )
         module = importlib.import_module(f"fedshift.data.sets.{self.module}")
-        federation: Federation = getattr(module, self.function)(name, **self.fixed, **options)
-        return federation
+        made: Federation = getattr(module, self.function)(name, **self.fixed, **options)
+        return dataclasses.replace(made, source=describe(name, **options))
 
 
 IMAGES = ("seed", "size")  # what a set of image files takes
@@ -120,5 +121,51 @@ CATALOGUE: dict[str, Entry] = {
     "office-caltech10/fedfa": Entry(
         "As office-caltech10, without augmentation (FedFA's code)",
         "office_caltech", "federation", {"augment": False}, IMAGES,
+    ),
+    "pacs": Entry(
+        "PACS: art, cartoon, photo, sketch by the official lists, 224 pixels",
+        "pacs", "federation", takes=IMAGES,
+    ),
+    "pacs/fraug": Entry(
+        "As pacs, 10 % of it to train on (FRAug)", "pacs", "federation", {"portion": 0.1}, IMAGES
+    ),
+    "pacs/fedbr": Entry(
+        "PACS, 8 clients: each domain's first four and last three classes, 32 pixels (FedBR)",
+        "pacs", "fedbr",
+    ),
+    "pacs/fedlsi": Entry(
+        "PACS for --hold-out, 256 pixels: a client's test data are its whole domain (FedLSI)",
+        "pacs", "federation", {"size": 256, "whole_test": True},
+    ),
+    "office-home": Entry(
+        "Office-Home: art, clipart, product, real-world, 65 classes, 224 pixels",
+        "office_home", "federation", takes=IMAGES,
+    ),
+    "office-home/fraug": Entry(
+        "As office-home, 10 % of it to train on (FRAug)",
+        "office_home", "federation", {"portion": 0.1}, IMAGES,
+    ),
+    "office-home/fedlsi": Entry(
+        "Office-Home for --hold-out, 256 pixels: a client's test data are its whole domain (FedLSI)",
+        "office_home", "federation", {"size": 256, "whole_test": True},
+    ),
+    "domainnet": Entry(
+        "DomainNet: six styles, FedBN's ten classes, 256 pixels", "domainnet", "ten", takes=IMAGES
+    ),
+    "domainnet/fedfa": Entry(
+        "As domainnet, 0.4 of it to train on (FedFA's tables)",
+        "domainnet", "ten", {"ratio": 0.4}, IMAGES,
+    ),
+    "domainnet/fedfa-code": Entry(
+        "As domainnet, 0.6 of it to train on (FedFA's released configuration)",
+        "domainnet", "ten", {"ratio": 0.6}, IMAGES,
+    ),
+    "domainnet/fedlsi": Entry(
+        "DomainNet, ten classes, for --hold-out: a client's test data are its whole domain (FedLSI)",
+        "domainnet", "ten", {"whole_test": True}, IMAGES,
+    ),
+    "domainnet/full": Entry(
+        "DomainNet: six styles, all 345 classes by the official lists, 64 pixels",
+        "domainnet", "full", takes=IMAGES,
     ),
 }  # fmt: skip

@@ -15,7 +15,6 @@ from fedshift.data.sets import dealt, place, reading
 from fedshift.data.sets.capped import capped_dirichlet
 from fedshift.data.sets.reading import Splits
 from fedshift.data.sets.rotated import ANGLES, turned
-from fedshift.data.source import describe
 from fedshift.errors import BadData
 from fedshift.federation import Federation, Samples
 
@@ -85,7 +84,6 @@ def fedfa(name: str, seed: int = 0, alpha: float = 0.6) -> Federation:
             "model": "small-cnn", "rounds": 100, "epochs": 10, "batch": 10, "lr": 0.1,
             "participation": 0.1,
         },
-        source=describe(name, seed=seed),
     )  # fmt: skip
 
 
@@ -137,7 +135,6 @@ def fedbr(
             "batch": 32, "lr": 0.01, "eval_every": 2, "select": "top5-test",
             "participation": 1.0 if clients == 10 else 10, "momentum": 0.0 if classes == 10 else 0.9,
         },
-        source=describe(name, seed=seed),
     )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from fedshift import keys
 from fedshift.data.augment import Pipeline
 from fedshift.data.sets import cutting, digit_sources, pixels, reading
-from fedshift.data.source import describe
 from fedshift.errors import BadData
 from fedshift.federation import Client, Federation, Samples
 
@@ -44,7 +43,6 @@ def fedbn(name: str, seed: int = 0, absent: str = "refuse") -> Federation:
         tuple("0123456789"),
         Pipeline(mean=(0.5,), std=(0.5,)),
         recommended={"model": "digits-cnn", "rounds": 100, "batch": 32, "lr": 0.01},
-        source=describe(name, seed=seed),
     )
 
 
@@ -70,7 +68,6 @@ def fraug(name: str, seed: int = 0, absent: str = "refuse") -> Federation:
             "model": "digits-cnn", "rounds": 200, "steps": 20, "batch": 64, "lr": 0.01,
             "momentum": 0.5, "weights": "samples", "reset_optimizer": False, "select": "best-val",
         },
-        source=describe(name, seed=seed),
     )  # fmt: skip
 
 

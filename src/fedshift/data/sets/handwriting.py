@@ -13,7 +13,6 @@ from fedshift.data.partition import evenly
 from fedshift.data.sets import dealt, digit_sources, place, reading
 from fedshift.data.sets.capped import capped_dirichlet
 from fedshift.data.sets.reading import Splits
-from fedshift.data.source import describe
 from fedshift.federation import Federation, Samples
 
 CLIENTS = 20
@@ -85,7 +84,6 @@ def federation(
             "schedule": "exponential", "weights": "samples",
             "participation": 10 if (of, percent) == ("mnist", 10) else 1.0,
         },
-        source=describe(name, seed=seed),
     )  # fmt: skip
 
 

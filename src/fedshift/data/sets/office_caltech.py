@@ -8,7 +8,6 @@ from torch import Tensor
 
 from fedshift.data.augment import Flip, Pipeline, Rotate
 from fedshift.data.sets import cutting, trees
-from fedshift.data.source import describe
 from fedshift.federation import Federation
 
 DOMAINS = {"amazon": (), "caltech10": ("caltech",), "dslr": (), "webcam": ()}
@@ -49,7 +48,6 @@ def federation(name: str, seed: int = 0, size: int = 256, augment: bool = True) 
         tree.classes,
         Pipeline(augment=(Flip(0.5), Rotate(30.0)) if augment else ()),
         recommended={"model": "small-cnn", "rounds": 400, "batch": 32, "lr": 0.01},
-        source=describe(name, seed=seed, size=None if size == 256 else size),
     )
 
 

@@ -20,7 +20,7 @@ import torch
 
 from fedshift.data.in_memory import read_npz
 from fedshift.data.in_memory import samples as checked
-from fedshift.data.sets import once
+from fedshift.data.sets import once, place
 from fedshift.errors import BadData
 from fedshift.federation import Samples
 from fedshift.tree import Tree
@@ -59,6 +59,18 @@ def text(path: Path) -> str:
     """A text file."""
     with _explained(path):
         return path.read_text(encoding="utf-8")
+
+
+def listed(path: Path) -> set[tuple[str, str]]:
+    """The images that a list of `domain/class/file label` names: class folder, plain, and file."""
+    found = set()
+    for line in text(path).splitlines():
+        parts = line.rpartition(" ")[0].split("/")
+        if len(parts) >= 2:
+            found.add((place.plain(parts[-2]), parts[-1]))
+        elif line.strip():
+            raise BadData(f"{path} is no list of 'domain/class/file label': download it again")
+    return found
 
 
 def idx_pairs(places: Sequence[Path], names: Mapping[str, tuple[str, str]]) -> Splits:

@@ -9,7 +9,6 @@ import torch
 from fedshift import keys
 from fedshift.data.partition import dirichlet, evenly, split
 from fedshift.data.sets import digit_sources
-from fedshift.data.source import describe
 from fedshift.data.warp import rotate_nearest
 from fedshift.federation import Client, Federation, Samples
 
@@ -52,7 +51,6 @@ def rotated_mnist(
         tuple(clients),
         tuple("0123456789"),
         recommended={"model": "small-cnn"} | FEDBR,
-        source=describe(name, seed=seed),
     )
 
 
