@@ -98,9 +98,7 @@ def _flat(y: Tensor, clients: int, alpha: float, key: Tensor, minimum: int) -> l
     )
 
 
-def _one_by_one(
-    y: Tensor, clients: int, alpha: float, key: Tensor, by_prior: bool
-) -> list[Tensor]:
+def _one_by_one(y: Tensor, clients: int, alpha: float, key: Tensor, by_prior: bool) -> list[Tensor]:
     left = [m.tolist() for m in _by_class(y, keys.fold_in(key, "order"))]
     parts = []
     for k, size in enumerate(_even_sizes(len(y), clients)):

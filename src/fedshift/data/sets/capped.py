@@ -52,7 +52,7 @@ def capped_dirichlet(
 def _draw(
     key: Tensor, deals: int, totals: Tensor, clients: int, alpha: float, most: float
 ) -> Tensor:
-    """Many deals at once: where each client's piece of each class ends, [deals, classes, clients]."""
+    """Many deals: where each client's piece of each class ends, [deals, classes, clients]."""
     classes = len(totals)
     order = keys.permutation(keys.fold_in(keys.fold_in(key, "order"), torch.arange(deals)), classes)
     # As logarithms: shares of a tiny concentration underflow, and what is left must still sum to 1.
@@ -63,7 +63,7 @@ def _draw(
     for turn in range(classes):
         label = order[:, turn]
         open_ = shares[row, label].masked_fill(held >= most, -torch.inf)
-        cut = (torch.softmax(open_, 1).nan_to_num(0.0).cumsum(1) * totals[label, None] + 1e-6)
+        cut = torch.softmax(open_, 1).nan_to_num(0.0).cumsum(1) * totals[label, None] + 1e-6
         cut = cut.to(torch.int64)
         ends[row, label] = cut
         held += torch.diff(cut, dim=1, prepend=torch.zeros_like(cut[:, :1]))
@@ -73,6 +73,6 @@ def _draw(
 def _positions(y: Tensor, ends: Tensor, key: Tensor) -> list[Tensor]:
     order = keys.permutation(keys.fold_in(key, "samples"), len(y))
     arranged = order[torch.argsort(y[order], stable=True)]
-    members = arranged.split(torch.bincount(y).tolist())
+    members = torch.split(arranged, torch.bincount(y).tolist())
     cut = [m.tensor_split(e[:-1].tolist()) for m, e in zip(members, ends)]
     return [torch.cat([c[k] for c in cut]).sort().values for k in range(ends.shape[1])]

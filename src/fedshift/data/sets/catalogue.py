@@ -57,7 +57,8 @@ CATALOGUE: dict[str, Entry] = {
         "digit_domains", "fraug", {"absent": "leave-out"},
     ),
     "rotated-mnist": Entry(
-        "MNIST at ten angles, a client each, the same classes everywhere", "rotated", "rotated_mnist"
+        "MNIST at ten angles, a client each, the same classes everywhere",
+        "rotated", "rotated_mnist",
     ),
     "rotated-mnist/fedbr": Entry(
         "MNIST at ten angles, few classes a client: Dirichlet(0.1 p) (FedBR's code)",
@@ -115,7 +116,7 @@ CATALOGUE: dict[str, Entry] = {
         "cifar", "fedbr", {"classes": 100, "rotated": False},
     ),
     "office-caltech10": Entry(
-        "Office-Caltech10: amazon, caltech10, dslr, webcam, 256 pixels, flips and rotations (FedBN)",
+        "Office-Caltech10: amazon, caltech10, dslr, webcam, with flips and rotations (FedBN)",
         "office_caltech", "federation", takes=IMAGES,
     ),
     "office-caltech10/fedfa": Entry(
@@ -134,7 +135,7 @@ CATALOGUE: dict[str, Entry] = {
         "pacs", "fedbr",
     ),
     "pacs/fedlsi": Entry(
-        "PACS for --hold-out, 256 pixels: a client's test data are its whole domain (FedLSI)",
+        "PACS for --hold-out, 256 pixels: test data are the whole domain (FedLSI)",
         "pacs", "federation", {"size": 256, "whole_test": True},
     ),
     "office-home": Entry(
@@ -146,7 +147,7 @@ CATALOGUE: dict[str, Entry] = {
         "office_home", "federation", {"portion": 0.1}, IMAGES,
     ),
     "office-home/fedlsi": Entry(
-        "Office-Home for --hold-out, 256 pixels: a client's test data are its whole domain (FedLSI)",
+        "Office-Home for --hold-out, 256 pixels: test data are the whole domain (FedLSI)",
         "office_home", "federation", {"size": 256, "whole_test": True},
     ),
     "domainnet": Entry(
@@ -161,11 +162,44 @@ CATALOGUE: dict[str, Entry] = {
         "domainnet", "ten", {"ratio": 0.6}, IMAGES,
     ),
     "domainnet/fedlsi": Entry(
-        "DomainNet, ten classes, for --hold-out: a client's test data are its whole domain (FedLSI)",
+        "DomainNet, ten classes, for --hold-out: test data are the whole domain (FedLSI)",
         "domainnet", "ten", {"whole_test": True}, IMAGES,
     ),
     "domainnet/full": Entry(
         "DomainNet: six styles, all 345 classes by the official lists, 64 pixels",
         "domainnet", "full", takes=IMAGES,
+    ),
+    "tiny-imagenet": Entry(
+        "Tiny-ImageNet dealt evenly to 100 clients", "tiny_imagenet", "federation"
+    ),
+    **{
+        f"tiny-imagenet/fedfa-{alpha:g}": Entry(
+            f"Tiny-ImageNet, 100 clients, label skew Dirichlet({alpha:g}) (FedFA)",
+            "tiny_imagenet", "federation", {"alpha": alpha},
+        )
+        for alpha in (0.6, 0.3)
+    },
+    "femnist": Entry("FEMNIST: a client for each writer, 62 characters (FedFA)", "leaf", "femnist"),
+    "celeba": Entry("CelebA: 25 clients of ten celebrities, who smiles?", "leaf", "celeba"),
+    "celeba/fedgenp": Entry(
+        "As celeba, the network sees 0 to 255 (FedGenP)", "leaf", "celeba", {"raw": True}
+    ),
+    "rxrx1": Entry(
+        "RxRx1: four kinds of cells, four clients each, 48 classes (FRAug)",
+        "rxrx1", "federation", takes=IMAGES,
+    ),
+    **{
+        f"rxrx1/fraug-{4 * groups}": Entry(
+            f"As rxrx1, {groups} clients for each kind of cells (FRAug)",
+            "rxrx1", "federation", {"groups": groups}, IMAGES,
+        )
+        for groups in (2, 3, 4)
+    },
+    "prostate-mri": Entry(
+        "ProstateMRI: six hospitals, masks of the prostate (FedFA)", "prostate", "federation"
+    ),
+    "prostate-mri/mini": Entry(
+        "As prostate-mri, 10 % of the slices to train on (FedFA)",
+        "prostate", "federation", {"ratio": 0.1},
     ),
 }  # fmt: skip

@@ -18,9 +18,7 @@ from fedshift.data.sets.rotated import ANGLES, turned
 from fedshift.errors import BadData
 from fedshift.federation import Federation, Samples
 
-FEDFA = Pipeline(
-    (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), augment=(Crop(4), Flip(0.5))
-)
+FEDFA = Pipeline((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), augment=(Crop(4), Flip(0.5)))
 FEDBR_100 = Pipeline(
     (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), augment=(Crop(4), Flip(0.5))
 )
@@ -37,7 +35,9 @@ def load(classes: int) -> Splits:
     """The set from its binary version; the version for Python is a pickle and is refused."""
     name = f"cifar-{classes}"
     archive = f"{name}-binary.tar.gz"
-    contents = f"{', '.join(sum(_FILES[classes].values(), []))} (unpacked from {archive})"
+    contents = (
+        f"{', '.join(_FILES[classes]['train'] + _FILES[classes]['test'])} (unpacked from {archive})"
+    )
     others = ("cifar-10-batches-bin",) if classes == 10 else ("cifar-100-binary",)
     pickled = f"{name}-batches-py" if classes == 10 else f"{name}-python"
     folder = place.find(name, *others) or place.find(pickled) or place.need(name, contents)
@@ -69,7 +69,7 @@ def _binary(folder: Path, classes: int) -> Splits:
 
 
 def fedfa(name: str, seed: int = 0, alpha: float = 0.6) -> Federation:
-    """CIFAR-10 for a hundred clients with label skew: Dirichlet(alpha), at least ten images each."""
+    """CIFAR-10 for a hundred clients of ten images and more, with label skew Dirichlet(alpha)."""
     pool = load(10)
     y, n = pool["train"].y, 100
     key = keys.fold(seed, "cifar-10", "fedfa")
@@ -133,7 +133,8 @@ def fedbr(
         recommended={
             "model": "small-cnn", "rounds": 1000 if classes == 10 else 800, "steps": 50,
             "batch": 32, "lr": 0.01, "eval_every": 2, "select": "top5-test",
-            "participation": 1.0 if clients == 10 else 10, "momentum": 0.0 if classes == 10 else 0.9,
+            "participation": 1.0 if clients == 10 else 10,
+            "momentum": 0.0 if classes == 10 else 0.9,
         },
     )  # fmt: skip
 

@@ -32,7 +32,7 @@ def pieces(y: Tensor, sizes: Sequence[int], order: Tensor, what: str) -> list[Te
             "complete the set"
         )
     arranged = torch.argsort(spread(y, order), stable=True)
-    return [piece.sort().values for piece in arranged[: sum(sizes)].split(list(sizes))]
+    return [piece.sort().values for piece in torch.split(arranged[: sum(sizes)], list(sizes))]
 
 
 def drawn(key: int, n: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""One pool of images dealt to clients, and its test set shared out so that their mean is its score."""
+"""One pool of images dealt to clients, and its test set shared out among them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def numbered(clients: int) -> list[str]:
 
 
 def shared_test(test: Samples, clients: int, seed: int) -> list[Samples]:
-    """A test set dealt evenly: where sizes are equal, the clients' mean is the score on all of it."""
+    """A test set dealt evenly: with equal sizes the mean over clients is the score on all of it."""
     return [test.take(part) for part in evenly(test.y, clients, seed=keys.fold(seed, "test"))]
 
 
@@ -63,6 +63,6 @@ def owned_classes(test: Samples, owned: Sequence[Tensor], seed: int) -> list[Sam
     tests = []
     for k, labels in enumerate(owned):
         share = [m[k * (len(m) // len(owned)) : (k + 1) * (len(m) // len(owned))] for m in members]
-        index = torch.cat([share[c] for c in labels.unique().tolist()]).sort().values
+        index = torch.cat([share[c] for c in torch.unique(labels).tolist()]).sort().values
         tests.append(test.take(index))
     return tests

@@ -17,6 +17,7 @@ from fedshift.data import images
 from fedshift.data.sets import mnist_m, place, reading
 from fedshift.data.sets.reading import Splits
 from fedshift.errors import BadData
+from fedshift.federation import Samples
 
 _OR_NPZ = ", or an .npz file with x_train, y_train, x_test, y_test"
 
@@ -106,7 +107,7 @@ def _usps(folder: Path) -> Splits:
     return found
 
 
-def _usps_samples(x: np.ndarray, y: np.ndarray, path: Path) -> reading.Samples:
+def _usps_samples(x: np.ndarray, y: np.ndarray, path: Path) -> Samples:
     """Grey values are from -1 to 1 in one publication, from 0 to 1 in another."""
     unit = (x + 1) / 2 if x.min() < 0 else x
     return reading.samples((unit * 255).astype(np.uint8).reshape(-1, 16, 16), y, path)
@@ -125,9 +126,7 @@ SOURCES: dict[str, Source] = {
         {"train": 59_001, "test": 9_001},
         _mnist_m,
     ),
-    "svhn": Source(
-        "train_32x32.mat and test_32x32.mat", {"train": 73_257, "test": 26_032}, _svhn
-    ),
+    "svhn": Source("train_32x32.mat and test_32x32.mat", {"train": 73_257, "test": 26_032}, _svhn),
     "usps": Source(
         "usps.bz2 and usps.t.bz2 (libsvm's), or usps.h5", {"train": 7_291, "test": 2_007}, _usps
     ),

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fedshift.data.augment import Flip, Pipeline, Rotate
-from fedshift.data.sets import cutting, pixels, place, reading, trees
+from fedshift.data.sets import cutting, pixels, reading, trees
 from fedshift.errors import BadData
 from fedshift.federation import Federation
 
-DOMAINS = {d: () for d in ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")}
+DOMAINS = dict.fromkeys(("clipart", "infograph", "painting", "quickdraw", "real", "sketch"), ())
 TEN = (
     "bird", "feather", "headphones", "ice_cream", "teapot",
     "tiger", "whale", "windmill", "wine_glass", "zebra",
@@ -21,7 +21,9 @@ PUBLISHED = {  # images of the ten classes: FedBN's training and test lists toge
     "clipart": 2629, "infograph": 3283, "painting": 3091, "quickdraw": 5000, "real": 6081,
     "sketch": 2767,
 }  # fmt: skip
-_CONTENTS = "clipart/, infograph/, painting/, quickdraw/, real/ and sketch/, each with class folders"
+_CONTENTS = (
+    "clipart/, infograph/, painting/, quickdraw/, real/ and sketch/, each with class folders"
+)
 _FEDBN = Pipeline(augment=(Flip(0.5), Rotate(30.0)))
 
 

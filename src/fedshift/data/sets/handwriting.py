@@ -66,9 +66,7 @@ def federation(
         most = percent / 100 * len(y) / CLIENTS
         chosen = kept(y, percent, key)
         minimum = 10 if of == "mnist" else 260
-        dealt_ = capped_dirichlet(
-            y[chosen], CLIENTS, alpha, most=most, minimum=minimum, seed=key
-        )
+        dealt_ = capped_dirichlet(y[chosen], CLIENTS, alpha, most=most, minimum=minimum, seed=key)
         parts = [chosen[part] for part in dealt_]
         tests = dealt.owned_classes(pool["test"], [y[part] for part in parts], key)
     else:

@@ -1,7 +1,7 @@
 """MNIST-M as Ganin et al. (2016) make it: digits blended with photographs of BSDS500.
 
-Each digit is laid over a random window of a photograph, and where the digit is, the window's colours
-turn: the absolute difference of the two. Which window, follows from a seed.
+Each digit is laid over a random window of a photograph, and where the digit is, the window's
+colours turn: the absolute difference of the two. Which window, follows from a seed.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ SPELT = {"laptop_computer": "laptop", "touring_bike": "bike", "computer_keyboard
 
 
 def federation(name: str, seed: int = 0, size: int = 256, augment: bool = True) -> Federation:
-    """Four clients with FedBN's and FedFA's numbers of images, from 75 / 50 / 32 to 538 / 360 / 225.
+    """Four clients with as many images as with FedBN and FedFA, 75 / 50 / 32 to 538 / 360 / 225.
 
     A file `split.csv` in the set's folder says which image is for what; without one, a fifth is for
     testing, and of the rest three fifths for training, class by class as the seed draws.

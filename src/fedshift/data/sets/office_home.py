@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedshift.data.sets import cutting, pixels, place, trees
+from fedshift.data.sets import cutting, pixels, trees
 from fedshift.data.sets.digit_domains import tenths
 from fedshift.errors import BadData
 from fedshift.federation import Federation
@@ -53,7 +53,10 @@ def federation(
         return train, held, test
 
     recommended = (
-        {"rounds": 20, "epochs": 10, "batch": 32, "lr": 0.001, "momentum": 0.9, "weight_decay": 5e-4}
+        {
+            "rounds": 20, "epochs": 10, "batch": 32, "lr": 0.001, "momentum": 0.9,
+            "weight_decay": 5e-4,
+        }
         if whole_test
         else {
             "rounds": 200, "steps": 10, "batch": 16, "lr": 0.01, "momentum": 0.5,

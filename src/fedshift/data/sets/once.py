@@ -1,4 +1,4 @@
-"""What files decode to, kept beside the other mapped samples so that the next run starts at once."""
+"""What files decode to, kept in the cache so that the next run starts at once."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedshift import keys
 from fedshift.data.augment import Pipeline
-from fedshift.data.sets import cutting, pixels, place, reading, trees
+from fedshift.data.sets import cutting, pixels, reading, trees
 from fedshift.federation import Client, Federation
 
 DOMAINS = {"art": ("art_painting",), "cartoon": (), "photo": (), "sketch": ()}
@@ -74,14 +74,16 @@ def fedbr(name: str, seed: int = 0) -> Federation:
     tree = _scan()
     made = []
     for domain, client in zip(tree.domains, tree.clients(_four_fifths, 32, seed)):
-        for part, few in (("a", range(0, 4)), ("b", range(4, 7))):
-            own = [s.take(torch.isin(s.y, torch.tensor(few))) for s in (client.train, client.val)]
-            made.append(Client(f"{domain}-{part}", *own, client.test))
+        for part, few in (("a", range(4)), ("b", range(4, 7))):
+            train, val = (
+                s.take(torch.isin(s.y, torch.tensor(few))) for s in (client.train, client.val)
+            )
+            made.append(Client(f"{domain}-{part}", train, val, client.test))
     return Federation(
         name,
         tuple(made),
         tree.classes,
-        Pipeline(**pixels.IMAGENET),
+        Pipeline(pixels.MEAN, pixels.STD),
         recommended={
             "model": "small-cnn", "rounds": 400, "steps": 50, "batch": 32, "lr": 0.01,
             "eval_every": 2, "select": "top5-test",

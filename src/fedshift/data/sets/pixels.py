@@ -11,11 +11,11 @@ from fedshift.federation import Samples
 
 _AT_A_TIME = 1024  # images that are resized at once, in float64
 
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 # FRAug and FedLSI: windows of 70 % and more, colours, now and then none at all.
 _COLOURS = (ColorJitter(0.3, 0.3, 0.3, 0.3), Grayscale(0.1))
-PHOTOS = Pipeline(**IMAGENET, augment=(ResizedCrop(0.7, 1.0), Flip(0.5), *_COLOURS))
-DIGITS = Pipeline(**IMAGENET, augment=(ResizedCrop(0.7, 1.0), *_COLOURS))
+PHOTOS = Pipeline(MEAN, STD, augment=(ResizedCrop(0.7, 1.0), Flip(0.5), *_COLOURS))
+DIGITS = Pipeline(MEAN, STD, augment=(ResizedCrop(0.7, 1.0), *_COLOURS))
 BYTES = Pipeline(mean=(0.0,), std=(1 / 255,))  # the network sees 0 to 255
 
 
@@ -39,7 +39,9 @@ def resized(samples: Samples, side: int) -> Samples:
     """
     if tuple(samples.x.shape[2:]) == (side, side):
         return samples
-    return Samples(torch.cat([_resize(x, side) for x in samples.x.split(_AT_A_TIME)]), samples.y)
+    return Samples(
+        torch.cat([_resize(x, side) for x in torch.split(samples.x, _AT_A_TIME)]), samples.y
+    )
 
 
 def _resize(x: Tensor, side: int) -> Tensor:

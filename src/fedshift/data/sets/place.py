@@ -41,7 +41,9 @@ def need(name: str, contents: str, *others: str) -> Path:
 def _absent(name: str, contents: str) -> Path:
     chosen = os.environ.get(VARIABLE)
     if chosen:
-        raise BadData(f"'{name}' is not there: make the folder {Path(chosen) / name} with {contents}")
+        raise BadData(
+            f"'{name}' is not there: make the folder {Path(chosen) / name} with {contents}"
+        )
     here = f" (the folder {name} here is ./{name})" if Path(name).is_dir() else ""
     raise BadData(
         f"'{name}' is read from ${VARIABLE}/{name}, but {VARIABLE} is not set{here}: set it to a "
@@ -83,7 +85,8 @@ def inside(place: Path) -> list[Path]:
 def compare_counts(what: str, found: Mapping[str, int], published: Mapping[str, int]) -> None:
     """Warn where a set has not the published numbers of images: its scores are not comparable."""
     differ = [
-        f"{found[part]} of {number} {part}" for part, number in published.items()
+        f"{found[part]} of {number} {part}"
+        for part, number in published.items()
         if found.get(part, number) != number
     ]
     missing = [part for part in published if part not in found]

@@ -9,6 +9,7 @@ import bz2
 import contextlib
 import gzip
 import importlib
+import json
 import lzma
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ _UNSIGNED_BYTE = 8  # the code of uint8 in an idx file
 def raw(path: Path) -> bytes:
     """A file's bytes, unpacked where its name ends in .gz, .bz2 or .xz."""
     unpack = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
-    with _explained(path):
+    with explained(path):
         content = path.read_bytes()
         return unpack.get(path.suffix, bytes)(content)
 
@@ -57,7 +58,7 @@ def kept(folder: Path, read: Callable[[], Splits]) -> Splits:
 
 def text(path: Path) -> str:
     """A text file."""
-    with _explained(path):
+    with explained(path):
         return path.read_text(encoding="utf-8")
 
 
@@ -140,7 +141,7 @@ def summed(d: Array) -> Array:
 def cropped_digits(path: Path) -> Samples:
     """A .mat file of SVHN's cropped digits: X [32, 32, 3, N], y with 10 for the digit 0."""
     scipy = _module("scipy.io", f"{path} is a MATLAB file", "scipy")
-    with _explained(path):
+    with explained(path):
         found = scipy.loadmat(path, variable_names=("X", "y"))
         x, y = np.asarray(found["X"]), np.asarray(found["y"]).astype(np.int64)
         return samples(np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y % 10, path)
@@ -148,7 +149,7 @@ def cropped_digits(path: Path) -> Samples:
 
 def libsvm(path: Path, side: int) -> tuple[Array, Array]:
     """Dense rows of `label 1:value 2:value …` as float images [N, side, side] and labels."""
-    with _explained(path):
+    with explained(path):
         rows = [line.split() for line in raw(path).decode("ascii").splitlines() if line.strip()]
         y = np.array([float(row[0]) for row in rows]).astype(np.int64)
         x = np.array([[float(v.partition(":")[2]) for v in row[1:]] for row in rows])
@@ -158,11 +159,24 @@ def libsvm(path: Path, side: int) -> tuple[Array, Array]:
 def h5(path: Path) -> dict[str, tuple[Array, Array]]:
     """`data` and `target` of the groups `train` and `test` of an HDF5 file."""
     h5py = _module("h5py", f"{path} is an HDF5 file", "h5py")
-    with _explained(path), h5py.File(path, "r") as file:
+    with explained(path), h5py.File(path, "r") as file:
         return {
             split: (np.asarray(file[split]["data"]), np.asarray(file[split]["target"]))
             for split in ("train", "test")
         }
+
+
+def json_of(path: Path) -> Any:
+    """What a JSON file holds."""
+    with explained(path):
+        return json.loads(raw(path))
+
+
+def nifti(path: Path) -> Array:
+    """The volume of a NIfTI file."""
+    nibabel = _module("nibabel", f"{path} is a NIfTI file", "nibabel")
+    with explained(path):
+        return np.asarray(nibabel.load(path).dataobj, dtype=np.float64)
 
 
 def records(path: Path, labels: int) -> tuple[Array, Array]:
@@ -182,7 +196,7 @@ def whole(splits: Mapping[str, Samples]) -> Samples:
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
     """Whatever a reader stumbles over becomes an error that names the file."""
     try:
         yield

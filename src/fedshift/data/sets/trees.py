@@ -70,9 +70,7 @@ class ImageTree:
             weight = sum(map(len, splits)) * len(self.domains) * 3 * math.prod(size_)
             mapped = weight > cache.budget(memory)
             everything: Samples = read(entries)
-            made.append(
-                Client(domain, *(cache.take(everything, s, mapped=mapped) for s in splits))
-            )
+            made.append(Client(domain, *(cache.take(everything, s, mapped=mapped) for s in splits)))
         return tuple(made)
 
 
@@ -102,7 +100,9 @@ def scan(
     found: dict[str, list[tuple[str, Path]]] = {}
     for domain, folder in _folders(root, name, domains, contents).items():
         found[domain] = [(kind.name, kind) for kind in place.folders(folder)]
-    known = {place.plain(c): c for c in classes or sorted({k for f in found.values() for k, _ in f})}
+    known = {
+        place.plain(c): c for c in classes or sorted({k for f in found.values() for k, _ in f})
+    }
     for other, c in (spelt or {}).items():
         known[place.plain(other)] = c
     listed = {
@@ -162,5 +162,7 @@ def from_csv(tree: ImageTree) -> dict[str, list[Tensor]] | None:
     }
     unused = sum(map(len, tree.domains.values())) - sum(len(s) for f in found.values() for s in f)
     if unused:
-        warnings.warn(f"{path} does not name {unused} of the images, which are left out", stacklevel=2)
+        warnings.warn(
+            f"{path} does not name {unused} of the images, which are left out", stacklevel=2
+        )
     return found
