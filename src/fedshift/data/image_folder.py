@@ -73,7 +73,7 @@ def folder(
     grey = all(h.grey for h in heads)
     classes = tuple(sorted({e.label for e in entries}))
     weight = len(entries) * math.prod(target) * (1 if grey else 3)
-    reader = _Reader(classes, target, grey, mapped=weight > cache.budget(memory))
+    reader = Reader(classes, target, grey, mapped=weight > cache.budget(memory))
     clients = []
     for client, splits in listing.items():
         parts = _with_splits(splits, root / client, shares, keys.fold(seed, "client", client))
@@ -88,8 +88,8 @@ def folder(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reader:
-    """Turns lists of files into samples."""
+class Reader:
+    """Turns lists of files into samples; where they are mapped, files decode once for all runs."""
 
     classes: tuple[str, ...]
     size: images.Size
