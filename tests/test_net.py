@@ -6,7 +6,7 @@ from torch import nn
 
 import fedshift as fs
 from fedshift.errors import BadModel
-from fedshift.net import Net, measure
+from fedshift.net import Net, insert_after, measure
 from tests.toys import ToyNet, federation, largest_difference
 
 
@@ -48,6 +48,22 @@ def test_what_moves_buffers_later_does_not_change_a_gradient_at_eval():
     loss = net.at({}, grad=True).features(x()).square().sum()
     net.features(x(5.0))  # moves running statistics before the backward pass
     assert torch.equal(torch.autograd.grad(loss, model.conv[0].weight)[0], expected)
+
+
+def test_a_pass_with_changes_behind_stages():
+    model = network()
+    net, plain = Net(model), Net(model).at({})
+    found = plain.features(x(), {"conv": torch.zeros_like, "hidden": lambda z: z + 1.0})
+    still = torch.zeros(4, 4, 3, 3, dtype=torch.float64)
+    assert torch.equal(found, model.hidden(still) + 1.0), "the second sees what the first changed"
+    assert torch.equal(plain.features(x()), plain.output(x()).z), "changes end with their pass"
+    insert_after(model, "hidden", "halved", Halved())
+    assert torch.equal(net.features(x(), {"hidden": lambda z: z + 1.0}), net.features(x()) + 1.0)
+
+
+class Halved(torch.nn.Module):
+    def forward(self, z):
+        return z / 2
 
 
 def test_stages_are_named_in_the_order_in_which_they_run():

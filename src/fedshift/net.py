@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from fedshift.errors import BadModel, UnknownName
 from fedshift.tree import Tree
 
+Change = Callable[[Tensor], Tensor]
+
 # layers that have running statistics
 _NORMS = (nn.modules.batchnorm._NormBase,)
 
@@ -65,9 +67,9 @@ class Net:
         out: Tensor = self._run(_forward, x)
         return out
 
-    def features(self, x: Tensor) -> Tensor:
-        """What the head sees, [B, D]."""
-        out: Tensor = self._run(lambda m, x: m.features(x), x)
+    def features(self, x: Tensor, changes: Mapping[str, Change] | None = None) -> Tensor:
+        """What the head sees, [B, D]; in this pass, `changes` replace the outputs of stages."""
+        out: Tensor = self._run(_features_changed, x, changes or {})
         return out
 
     def head(self, z: Tensor) -> Tensor:
@@ -153,6 +155,12 @@ def _forward(model: nn.Module, x: Tensor) -> Tensor:
     return logits
 
 
+def _features_changed(model: nn.Module, x: Tensor, changes: Mapping[str, Change]) -> Tensor:
+    with changed(model, changes):
+        z: Tensor = model.features(x)  # type: ignore[operator]
+    return z
+
+
 def _features_tapped(
     model: nn.Module, x: Tensor, taps: tuple[str, ...], seen: dict[str, Tensor]
 ) -> Tensor:
@@ -169,6 +177,26 @@ def tapped(model: nn.Module, stages: tuple[str, ...], into: dict[str, Tensor]) -
         return lambda _m, _i, output: into.__setitem__(name, output)
 
     hooks = [model.get_submodule(s).register_forward_hook(record(s)) for s in stages]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def changed(model: nn.Module, changes: Mapping[str, Change]) -> Iterator[None]:
+    """Change the outputs of stages for a moment (behind whatever was inserted there).
+
+    >>> model = nn.Sequential(nn.Identity())
+    >>> with changed(model, {"0": lambda x: x + 1}):
+    ...     print(model(torch.zeros(2)))
+    tensor([1., 1.])
+    """
+    hooks = [
+        model.get_submodule(s).register_forward_hook(_Inserted(change))
+        for s, change in changes.items()
+    ]
     try:
         yield
     finally:
@@ -221,12 +249,11 @@ def owners(model: nn.Module) -> dict[str, nn.Module]:
 class _Inserted:
     """A forward hook that passes a module's output through a layer; it survives deep copies."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: Change) -> None:
         self.layer = layer
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        result: Tensor = self.layer(output)
-        return result
+        return self.layer(output)
 
 
 def insert_after(model: nn.Module, stage: str, name: str, layer: nn.Module) -> None:
