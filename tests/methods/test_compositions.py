@@ -11,7 +11,7 @@ import pytest
 from tests.methods.test_battery import PROTOCOL, start, state
 from tests.toys import largest_difference
 
-AUGMENTATIONS = ["mixup", "manifold-mixup", "mixstyle", "moex"]
+AUGMENTATIONS = ["mixup", "manifold-mixup", "mixstyle", "moex", "dac-sc"]
 PAIRS = [f"{base}+{name}" for base in ("fedfa", "fedbn") for name in AUGMENTATIONS]
 SHORT = PROTOCOL.replace(steps=2)
 
