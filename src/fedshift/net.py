@@ -267,11 +267,60 @@ def insert_after(model: nn.Module, stage: str, name: str, layer: nn.Module) -> N
     model.get_submodule(stage).register_forward_hook(_Inserted(layer))
 
 
-def measure(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, dict[str, tuple[int, ...]]]:
-    """Width of the features, and the shape of each stage's output for one sample."""
+class _Preceding:
+    """A forward hook that passes a module's input through a layer; it survives deep copies."""
+
+    def __init__(self, layer: Change) -> None:
+        self.layer = layer
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        return self.layer(inputs[0])
+
+
+def insert_first(model: nn.Module, shape: tuple[int, ...], name: str, layer: nn.Module) -> None:
+    """Put a layer in front of the model, registered as the top-level module `name`.
+
+    It goes before the first stage, which must take the inputs themselves; `shape` is of one.
+    """
+    stages: tuple[str, ...] = getattr(model, "stages", ())
+    if hasattr(model, name):
+        raise BadModel(f"the model has a module '{name}' already: choose another name")
+    if not stages or not _takes_inputs(model, stages[0], shape):
+        first = f"'{stages[0]}' takes something else" if stages else "there is none"
+        raise BadModel(
+            f"'{name}' has to stand before the first stage, as the first to see the inputs, but "
+            f"{first}: name the part of the network that takes the inputs as its first stage"
+        )
+    model.add_module(name, layer)
+    # in front of what others put there before, as it would be in front of the model
+    model.get_submodule(stages[0]).register_forward_pre_hook(_Preceding(layer), prepend=True)
+
+
+def _takes_inputs(model: nn.Module, stage: str, shape: tuple[int, ...]) -> bool:
+    """Whether the input of a stage is that of the model."""
+    taken: list[object] = []
+    hook = model.get_submodule(stage).register_forward_pre_hook(
+        lambda module, inputs: taken.append(inputs[0]), prepend=True
+    )
+    probe = _probe(model, shape)
+    try:
+        with torch.no_grad(), eval_mode(model):
+            model.features(probe)  # type: ignore[operator]
+    finally:
+        hook.remove()
+    return len(taken) == 1 and taken[0] is probe
+
+
+def _probe(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    """Two inputs of the model's type and device."""
     like = next(iter(tensors_of(model).values()))
     dtype = like.dtype if like.is_floating_point() else torch.float32
-    probe = torch.zeros((2, *shape), dtype=dtype, device=like.device)
+    return torch.zeros((2, *shape), dtype=dtype, device=like.device)
+
+
+def measure(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, dict[str, tuple[int, ...]]]:
+    """Width of the features, and the shape of each stage's output for one sample."""
+    probe = _probe(model, shape)
     seen: dict[str, Tensor] = {}
     stages: tuple[str, ...] = tuple(getattr(model, "stages", ()))
     with torch.no_grad(), eval_mode(model), tapped(model, stages, seen):

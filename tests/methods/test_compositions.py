@@ -12,7 +12,13 @@ from tests.methods.test_battery import PROTOCOL, start, state
 from tests.toys import largest_difference
 
 AUGMENTATIONS = ["mixup", "manifold-mixup", "mixstyle", "moex", "dac-sc"]
-OTHERS = ["fedbn+embedding-noise", "fedbn+fedsam", "fedfa+fedsam"]
+OTHERS = [
+    "fedbn+embedding-noise",
+    "fedbn+fedsam",
+    "fedfa+fedsam",
+    "fedbn+fedrobust",
+    "fedfa+fedrobust",
+]
 PAIRS = [f"{base}+{name}" for base in ("fedfa", "fedbn") for name in AUGMENTATIONS] + OTHERS
 SHORT = PROTOCOL.replace(steps=2)
 
