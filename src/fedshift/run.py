@@ -31,6 +31,7 @@ from fedshift.engines.flower.remote import SCORE, Answers, Remote, handle
 from fedshift.engines.loop import one_thread
 from fedshift.errors import BadRun, BadValue
 from fedshift.federation import Client, Federation
+from fedshift.kept import Kept
 from fedshift.lines import Line as Line
 from fedshift.method import Method, Stage, State
 from fedshift.models import ModelSpec
@@ -207,7 +208,7 @@ class Run:
         if isinstance(result, Answers):
             sent, came, missing = result.sent, result.came, result.missing
         good, left_out = self._sound(stage, now, result)
-        kept = {**now.kept, **dict(zip(good.clients, good.kept))}
+        kept = now.kept.updated(dict(zip(good.clients, good.kept)))
         server = now.server
         if stage.program != "tune":
             key = keys.fold(self.seed, "server", stage.name, now.round)
@@ -271,7 +272,7 @@ class Run:
                     key=keys.fold(self.seed, "client", name, stage.name, now.round),
                     payload=payload,
                     model=now.server.model,
-                    kept=dict(now.kept[name]),
+                    kept=now.kept.own(name),
                     place=self._place[name],
                     samples=n,
                     steps=local_work(self.protocol, stage, n),
@@ -316,7 +317,7 @@ class Run:
                 "is as it was before: look at its data, or lower the learning rate"
             )
         own = zip(result.clients, result.kept, good)
-        kept = [k if sound else dict(now.kept[c]) for c, k, sound in own]
+        kept = [k if sound else now.kept.own(c) for c, k, sound in own]
         return dataclasses.replace(result, kept=kept)
 
     def _stop(self, who: str, now: Progress, remedy: str) -> NoReturn:
@@ -416,7 +417,7 @@ class Run:
         best: Best | None,
         line: Line,
         server: Server,
-        kept: Mapping[str, Tree],
+        kept: Kept,
         scored: bool,
     ) -> Best | None:
         """The best round so far, for the rules that choose one."""
@@ -429,7 +430,7 @@ class Run:
         return best
 
     @property
-    def selected(self) -> tuple[Tree, Mapping[str, Tree]]:
+    def selected(self) -> tuple[Tree, Kept]:
         """The global tensors and what clients keep, of the round that the rule selects."""
         if self.progress.best is not None:
             return self.progress.best.model, self.progress.best.kept
@@ -547,7 +548,7 @@ class Run:
         model, kept = self.selected
         meta = {"method": self.method.name, "model": self.spec.name}
         files.save_tensors(self.out / "model.safetensors", model, meta)
-        for client, own in kept.items():
+        for client, own in kept.touched.items():
             if own and not self._elsewhere:  # what sites keep they have saved themselves
                 files.save_tensors(
                     self.out / "personal" / f"{client}.safetensors", own, {**meta, "client": client}
@@ -557,15 +558,9 @@ class Run:
 
     def _beginning(self) -> Progress:
         server = aggregate.begin(self.plan)
-        if self._elsewhere:
-            return checkpoint.ordered(
-                Progress(0, 0, 0, server, {c: handle(0) for c in self.federation.names})
-            )
-        kept = aggregate.begin_client(self.plan, server.model)
-        # Every client has tensors of its own, as after a resumption: engines treat what is the same
-        # object for all clients in another way.
-        each = {c: {n: t.clone() for n, t in kept.items()} for c in self.federation.names}
-        return checkpoint.ordered(Progress(0, 0, 0, server, each))
+        own = aggregate.begin_client(self.plan, server.model)
+        kept = Kept(self.federation.names, handle(0) if self._elsewhere else own)
+        return checkpoint.ordered(Progress(0, 0, 0, server, kept))
 
     @classmethod
     def resume(
@@ -732,13 +727,12 @@ def _on_device(progress: Progress, device: torch.device) -> Progress:
         move(progress.server.model),
         {m: State(move(s.tensors), s.numbers) for m, s in progress.server.methods.items()},
     )
+
+    def each(kept: Kept) -> Kept:
+        touched = {c: move(tree) for c, tree in kept.touched.items()}
+        return Kept(kept, move(kept.initial)).updated(touched)
+
     best = progress.best
     if best is not None:
-        kept = {c: move(k) for c, k in best.kept.items()}
-        best = dataclasses.replace(best, model=move(best.model), kept=kept)
-    return dataclasses.replace(
-        progress,
-        server=server,
-        kept={c: move(k) for c, k in progress.kept.items()},
-        best=best,
-    )
+        best = dataclasses.replace(best, model=move(best.model), kept=each(best.kept))
+    return dataclasses.replace(progress, server=server, kept=each(progress.kept), best=best)
