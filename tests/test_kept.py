@@ -85,3 +85,12 @@ def test_who_has_not_taken_part_resumes_with_the_beginning_of_the_run(tmp_path):
     for own in (found.kept, found.best.kept):
         assert torch.equal(own["a"]["w"], kept.initial["w"])
     assert torch.equal(found.kept["b"]["w"], torch.ones(2))
+
+
+def test_what_is_odd_about_very_many_clients_is_said_once():
+    protocol = fs.Protocol(rounds=1, batch=7)  # they have six samples
+    for count, lines in ((10, 10), (11, 1)):
+        said: list[str] = []
+        start("fedavg", protocol, fed=many(count), warn=said.append)
+        assert len(said) == lines and "'c000'" in said[0]
+    assert said[0].endswith("its batches repeat samples (so it is with 10 more clients)")

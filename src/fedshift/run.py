@@ -42,6 +42,7 @@ from fedshift.report.read import record
 from fedshift.tree import Tree
 from fedshift.trip import Job, Result
 
+_TOLD = 10  # so many clients get a warning each, more get one together
 _LEFT = re.compile(r"\.tmp-\d+-\d+")  # names of `fedshift.files` for what is not whole yet
 
 
@@ -207,7 +208,8 @@ class Run:
         missing: dict[str, str] = {}
         if isinstance(result, Answers):
             sent, came, missing = result.sent, result.came, result.missing
-        good, left_out = self._sound(stage, now, result)
+        with one_thread(self.device):  # many small tensors
+            good, left_out = self._sound(stage, now, result)
         kept = now.kept.updated(dict(zip(good.clients, good.kept)))
         server = now.server
         if stage.program != "tune":
@@ -644,23 +646,36 @@ class Run:
         return self.spec.rebuildable and all(methods.spec_of(p) for p in self.method.parts)
 
     def _check_data(self) -> None:
-        name, clients = self.federation.name, len(self.federation.clients)
-        if self.protocol.participation > clients and not self.method.pooled:
+        clients = self.federation.clients
+        if self.protocol.participation > len(clients) and not self.method.pooled:
             self._warn(
                 f"{self.protocol.participation:g} clients were to take part in a round, but "
-                f"'{name}' trains {clients}: all take part"
+                f"'{self.federation.name}' trains {len(clients)}: all take part"
             )
-        for client in self.federation.clients:
-            if 0 < len(client.train) < self.protocol.batch:
-                self._warn(
-                    f"client '{client.name}' has {len(client.train)} training samples, fewer than "
-                    f"a batch of {self.protocol.batch}: its batches repeat samples"
-                )
-            if len(self.federation.classes) > 1 and _one_class(client):
-                self._warn(
-                    f"client '{client.name}' has training samples of one class alone: "
-                    "its own model will know no other"
-                )
+        small = [c for c in clients if 0 < len(c.train) < self.protocol.batch]
+        self._warn_of_each(
+            small,
+            lambda c: (
+                f"client '{c.name}' has {len(c.train)} training samples, fewer than "
+                f"a batch of {self.protocol.batch}: its batches repeat samples"
+            ),
+        )
+        many = len(self.federation.classes) > 1
+        self._warn_of_each(
+            [c for c in clients if many and _one_class(c)],
+            lambda c: (
+                f"client '{c.name}' has training samples of one class alone: "
+                "its own model will know no other"
+            ),
+        )
+
+    def _warn_of_each(self, clients: Sequence[Client], sentence: Callable[[Client], str]) -> None:
+        """Warn of each client, or, of very many, of the first."""
+        if len(clients) > _TOLD:
+            self._warn(f"{sentence(clients[0])} (so it is with {len(clients) - 1} more clients)")
+            return
+        for client in clients:
+            self._warn(sentence(client))
 
 
 @contextmanager
