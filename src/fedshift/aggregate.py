@@ -64,7 +64,8 @@ def sound(result: Result) -> list[bool]:
     flags = []
     for t in (*result.model.values(), *result.extras.values()):
         if t.is_floating_point() and t.numel():
-            low, high = torch.aminmax(t.reshape(len(t), -1), dim=1)  # NaN is both
+            each = t.reshape(len(t), -1)
+            low, high = each.amin(dim=1), each.amax(dim=1)  # NaN is both; aminmax is slow by rows
             flags.append(torch.isfinite(low) & torch.isfinite(high))
     if flags:
         rows = torch.stack(flags).all(dim=0).cpu()
@@ -86,7 +87,11 @@ def sound_kept(kept: Sequence[Tree], device: torch.device) -> list[bool]:
         if t.is_floating_point() and t.numel()
     ]
     if named:
-        norms = torch._foreach_norm([t for *_, t in named], math.inf)  # NaN stays NaN
+        tensors = [t for *_, t in named]
+        if device.type == "cpu":  # where the norm is many times slower
+            norms = [torch.maximum(-low, high) for low, high in map(torch.aminmax, tensors)]
+        else:
+            norms = list(torch._foreach_norm(tensors, math.inf))  # NaN stays NaN
         largest = torch.stack([n.double() for n in norms]).tolist()  # waits for the device once
         for (k, trained, _), value in zip(named, largest):
             found[k] &= math.isfinite(value) if trained else not math.isnan(value)
