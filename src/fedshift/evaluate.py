@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -130,14 +130,21 @@ def serves_unseen(plan: Plan) -> bool:
 
 
 def logits(plan: Plan, tensors: Tree, x: Tensor, view: str = "global") -> Tensor:
-    """The method's prediction for raw samples, batch by batch, in eval mode."""
+    """The method's prediction for raw samples, in eval mode."""
+    return _made_of_logits(plan, tensors, x, view, lambda out, at: out)
+
+
+def _made_of_logits(
+    plan: Plan, tensors: Tree, x: Tensor, view: str, make: Callable[[Tensor, int], Tensor]
+) -> Tensor:
+    """What is made of the predictions, batch by batch: `make(logits, position of the first)`."""
     found = []
     net = Net(plan.model, tensors)
     with torch.no_grad(), eval_mode(plan.model):
         for at in range(0, len(x), plan.protocol.eval_batch):
             batch = x[at : at + plan.protocol.eval_batch].to(plan.device)
             ready = plan.pipeline(batch, None, plan.dtype)
-            found.append(plan.method.predict(net, ready, view))
+            found.append(make(plan.method.predict(net, ready, view), at))
     return torch.cat(found)
 
 
@@ -148,8 +155,11 @@ def _each(plan: Plan, tensors: Tree, parts: Sequence[Samples], view: str) -> lis
         return [None] * len(parts)
     x = full[0].x if len(full) == 1 else torch.cat([p.x for p in full])
     y = full[0].y if len(full) == 1 else torch.cat([p.y for p in full])
-    predicted = logits(plan, tensors, x, view)
-    right = task.scores(plan.facts.task, predicted, y.to(plan.device)).cpu()
+
+    def score(out: Tensor, at: int) -> Tensor:  # the logits of all pixels would be too many to hold
+        return task.scores(plan.facts.metric, out, y[at : at + len(out)].to(plan.device))
+
+    right = _made_of_logits(plan, tensors, x, view, score).cpu()
     found: list[float | None] = []
     at = 0
     for part in parts:

@@ -241,7 +241,7 @@ def insert_after(model: nn.Module, stage: str, name: str, layer: nn.Module) -> N
 
 
 def measure(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, dict[str, tuple[int, ...]]]:
-    """Width of the features, and the shape of each stage's output for one sample."""
+    """Width (channels) of the features, and the shape of each stage's output for one sample."""
     like = next(iter(tensors_of(model).values()))
     dtype = like.dtype if like.is_floating_point() else torch.float32
     probe = torch.zeros((2, *shape), dtype=dtype, device=like.device)
@@ -261,7 +261,7 @@ def measure(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, dict[str, tu
             f"stages are named as {', '.join(stages)}, but run as {', '.join(seen)}: name them in "
             "that order"
         )
-    return z.shape[-1], {s: tuple(seen[s].shape[1:]) for s in stages}
+    return z.shape[1], {s: tuple(seen[s].shape[1:]) for s in stages}
 
 
 def clone(model: nn.Module) -> nn.Module:

@@ -104,9 +104,15 @@ def plan_of(config: Mapping[str, Any], folder: Path, device: torch.device) -> Pl
     try:
         given = config["facts"]
         shape = tuple(given["shape"])
-        facts = Facts(given["task"], len(given["classes"]), shape, tuple(given["clients"]))
+        facts = Facts(
+            given["task"],
+            len(given["classes"]),
+            shape,
+            tuple(given["clients"]),
+            metric=config.get("metric", ""),
+        )
         network = spec_of(config, folder).build(
-            shape, facts.classes, keys.fold(config["seed"], "model")
+            shape, facts.classes, keys.fold(config["seed"], "model"), facts.task
         )
         return plans.make(
             facts,

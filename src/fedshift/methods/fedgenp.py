@@ -90,7 +90,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift import keys
-from fedshift.errors import BadModel
 from fedshift.federation import Facts
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Data, Method, Report, Scope, State, Uploads
@@ -121,6 +120,7 @@ class FedGenP(Method):
         "Taghiyarrenani et al., Heterogeneous Federated Learning via Personalized Generative "
         "Networks, arXiv 2308.13265, 2023"
     )
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     scores_trained: ClassVar[bool] = True
     content: ClassVar[dict[str, str]] = {"counts": "statistics"}
 
@@ -183,11 +183,6 @@ class FedGenP(Method):
 
     def init_server(self, params: Tree, facts: Facts) -> State:
         """Room for each client's generator and its optimizer; they are drawn when first trained."""
-        if facts.task != "classification":
-            raise BadModel(
-                f"'{self.name}' generates features for a head that classifies, and this federation "
-                f"learns {facts.task}: choose another method"
-            )
         owners = rows.assign(facts.clients)
         like = next(iter(params.values()), torch.zeros(()))
         key = torch.zeros(len(owners), dtype=torch.int64, device=like.device)

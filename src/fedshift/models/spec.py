@@ -120,7 +120,9 @@ class ModelSpec:
             dict(plain.get("kwargs", {})),
         )
 
-    def build(self, shape: tuple[int, ...], classes: int, key: int) -> nn.Module:
+    def build(
+        self, shape: tuple[int, ...], classes: int, key: int, task: str = "classification"
+    ) -> nn.Module:
         """The model, checked; see `build`."""
         with seeded(keys.fold(key, "model")):
             model = _with_sizes(self._construct(tuple(shape), classes), tuple(shape), self.name)
@@ -131,9 +133,9 @@ class ModelSpec:
         elif self.stages:
             raise BadModel(f"model '{self.name}' has stages but no head: name it too (--head fc)")
         if isinstance(model, Adapted):
-            verify(model, shape, classes, self.name)
+            verify(model, shape, classes, self.name, task)
         else:
-            contract.check(model, shape, classes, self.name)
+            contract.check(model, shape, classes, self.name, task)
         return model
 
     def _fits(self, model: nn.Module) -> bool:
@@ -164,6 +166,7 @@ def build(
     stages: tuple[str, ...] = (),
     head: str = "",
     kwargs: Mapping[str, Any] | None = None,
+    task: str = "classification",
 ) -> nn.Module:
     """Build a model and check that it keeps to the contract.
 
@@ -177,12 +180,13 @@ def build(
             the process has drawn, and torch's global generators are left as they were.
         stages, head: paths of submodules, for a model that is not made for this package.
         kwargs: further arguments for a class or function.
+        task: "classification" or "segmentation".
 
     >>> a, b = (build("lenet", (1, 28, 28), 10, key=7) for _ in range(2))
     >>> torch.equal(a.head.weight, b.head.weight)
     True
     """
-    return ModelSpec.of(model, stages, head, kwargs).build(shape, classes, key)
+    return ModelSpec.of(model, stages, head, kwargs).build(shape, classes, key, task)
 
 
 def _with_sizes(model: nn.Module, shape: tuple[int, ...], name: str) -> nn.Module:
