@@ -23,7 +23,7 @@ from fedshift.protocol import Protocol
 from fedshift.report import Report
 from fedshift.report.read import RunRecord
 from fedshift.resume import needed, privacy_of
-from fedshift.run import Run, recommended_protocol
+from fedshift.run import Run, recommended_model, recommended_protocol
 
 Play = Callable[[Run], object]
 CONFIG = "config.toml"
@@ -169,7 +169,7 @@ def compare(
     ['fedavg', 'fedprox']
     """
     spoken = {name: options.pop(name) for name in ("say", "warn") if name in options}
-    given = federation.recommended.get("model", "mlp") if model is None else model
+    given = recommended_model(federation) if model is None else model
     return Contest(
         federation,
         tuple(_composed(m) for m in methods),

@@ -319,7 +319,7 @@ def _probe(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
 
 
 def measure(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, dict[str, tuple[int, ...]]]:
-    """Width of the features, and the shape of each stage's output for one sample."""
+    """Width (channels) of the features, and the shape of each stage's output for one sample."""
     probe = _probe(model, shape)
     seen: dict[str, Tensor] = {}
     stages: tuple[str, ...] = tuple(getattr(model, "stages", ()))
@@ -337,7 +337,7 @@ def measure(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, dict[str, tu
             f"stages are named as {', '.join(stages)}, but run as {', '.join(seen)}: name them in "
             "that order"
         )
-    return z.shape[-1], {s: tuple(seen[s].shape[1:]) for s in stages}
+    return z.shape[1], {s: tuple(seen[s].shape[1:]) for s in stages}
 
 
 def clone(model: nn.Module) -> nn.Module:

@@ -131,6 +131,7 @@ def make(
     `model` fits the contract and is not changed. What the method attaches gets its initial weights
     from the seed, so that everybody who builds the plan has the same.
     """
+    method.check_task(facts.task)
     base = clone(model).to(device=device, dtype=DTYPES[dtype])
     try:
         width, shapes = measure(base, facts.shape)

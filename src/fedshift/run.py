@@ -128,10 +128,10 @@ class Run:
         rest = federation.without(self.hold_out) if self.hold_out else federation
         self.federation = rest.pooled() if self.method.pooled else rest
         self._check_data()
-        spec = ModelSpec.of(federation.recommended.get("model", "mlp") if model is None else model)
+        spec = ModelSpec.of(recommended_model(federation) if model is None else model)
         self.spec = spec
         facts = self.federation.facts()
-        built = spec.build(facts.shape, facts.classes, keys.fold(seed, "model"))
+        built = spec.build(facts.shape, facts.classes, keys.fold(seed, "model"), facts.task)
         self.device = choice.device_of(device)
         self.plan = plans.make(
             facts,
@@ -710,6 +710,17 @@ def recommended_protocol(federation: Federation) -> Protocol:
     """
     known = {f.name for f in dataclasses.fields(Protocol)}
     return Protocol(**{n: v for n, v in federation.recommended.items() if n in known})
+
+
+def recommended_model(federation: Federation) -> Any:
+    """The model that a federation recommends, or one that fits most data of its task.
+
+    >>> from fedshift.data import load
+    >>> recommended_model(load("shifted-digits"))
+    'small-cnn'
+    """
+    plain = {"classification": "mlp", "segmentation": "unet-small"}
+    return federation.recommended.get("model", plain[federation.task])
 
 
 def _composed(method: Method | Composed | str) -> Composed:

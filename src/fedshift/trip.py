@@ -275,6 +275,8 @@ class Trip:
             here = keys.fold_in(keys.fold_in(work.dyn["key"], work.t), "augment")
             sample = torch.arange(index.shape[-1], device=index.device)
             each = keys.fold_in(here[..., None], sample).reshape(-1)
+            if self.plan.facts.task == "segmentation":
+                y = self.plan.pipeline.labels(y, each, self.plan.dtype)
         x = self.plan.pipeline(x, each, self.plan.dtype)
         return x.reshape(*index.shape, *x.shape[1:]), y.reshape(*index.shape, *y.shape[1:])
 

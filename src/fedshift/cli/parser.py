@@ -148,7 +148,7 @@ def _predict(parser: Parser) -> None:
         required=True,
         metavar="NEW",
         help="an .npz file with x (and y where known), a folder of images (in folders named like "
-        "the classes where known), or a federation's name",
+        "the classes where known; for masks, images/ and masks/), or a federation's name",
     )
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--client", metavar="NAME", help="predict with this client's own model")
@@ -157,7 +157,11 @@ def _predict(parser: Parser) -> None:
         action="store_true",
         help="predict for a site that never took part, from its inputs alone",
     )
-    parser.add_argument("--out", metavar="FILE.csv", help="where the table goes (default: stdout)")
+    parser.add_argument(
+        "--out",
+        metavar="FILE.csv",
+        help="where the table goes (default: stdout); masks go to FILE.npz or into a folder",
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
 
 

@@ -13,7 +13,10 @@ from fedshift.data.source import parse
 from fedshift.errors import BadData, BadValue, UnknownName
 from fedshift.federation import Federation
 
-_EMBEDDED = {"shifted-digits": ("digits", "shifted_digits")}  # module and function
+_EMBEDDED = {  # module and function
+    "shifted-digits": ("digits", "shifted_digits"),
+    "shifted-digit-masks": ("digit_masks", "shifted_digit_masks"),
+}
 
 
 @functools.cache
@@ -74,7 +77,7 @@ def load(text: str | Path) -> Federation:
 
 _TAKES = {
     "npz": ("classes", "metric", "name", "pipeline", "seed", "shares", "task"),
-    "folder": ("name", "pipeline", "seed", "shares", "size"),
+    "folder": ("classes", "metric", "name", "pipeline", "seed", "shares", "size", "task"),
 }
 
 

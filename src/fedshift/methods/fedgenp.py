@@ -89,7 +89,6 @@ import torch
 from torch import Tensor, nn
 
 from fedshift import keys
-from fedshift.errors import BadModel
 from fedshift.federation import Facts
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Data, Method, Report, Scope, State, Uploads
@@ -119,6 +118,7 @@ class FedGenP(Method):
         "Taghiyarrenani et al., Heterogeneous Federated Learning via Personalized Generative "
         "Networks, arXiv 2308.13265, 2023"
     )
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     scores_trained: ClassVar[bool] = True
     content: ClassVar[dict[str, str]] = {"counts": "statistics"}
 
@@ -181,11 +181,6 @@ class FedGenP(Method):
 
     def init_server(self, params: Tree, facts: Facts) -> State:
         """Room for each client's generator and its optimizer; they are drawn when first trained."""
-        if facts.task != "classification":
-            raise BadModel(
-                f"'{self.name}' generates features for a head that classifies, and this federation "
-                f"learns {facts.task}: choose another method"
-            )
         owners = rows.assign(facts.clients)
         like = next(iter(params.values()), torch.zeros(()))
         key = torch.zeros(len(owners), dtype=torch.int64, device=like.device)

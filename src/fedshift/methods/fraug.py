@@ -88,7 +88,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift import keys, task
-from fedshift.errors import BadValue
 from fedshift.federation import Facts
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Method, Phase, Scope
@@ -122,6 +121,7 @@ class FRAug(Method):
         "Chen et al., FRAug: Tackling Federated Learning with Non-IID Features via Representation "
         "Augmentation, ICCV 2023"
     )
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     view: ClassVar[str] = "personal"
 
     augment: str = hp(
@@ -189,8 +189,6 @@ class FRAug(Method):
 
     def build(self, model: nn.Module, facts: Facts) -> nn.Module:
         """Attach generator, RTNet and class means."""
-        if facts.task != "classification":
-            raise BadValue(f"fraug needs one label per sample, and the task is {facts.task}")
         width, classes, noise = facts.width, facts.classes, self._noise_width(facts.width)
         if GENERATOR in self._networks:
             model.add_module(GENERATOR, Generator(noise, classes, width))

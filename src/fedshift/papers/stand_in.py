@@ -7,7 +7,7 @@ many clients as the case has, with their names.
 from __future__ import annotations
 
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 from torch import Tensor, from_numpy
 
 from fedshift.data.augment import Pipeline

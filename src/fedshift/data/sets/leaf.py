@@ -9,7 +9,8 @@ import torch
 
 from fedshift import keys
 from fedshift.data.augment import Pipeline
-from fedshift.data.image_folder import Entry, Reader
+from fedshift.data.image_folder import Reader
+from fedshift.data.masks import Entry
 from fedshift.data.sets import cutting, once, pixels, place, reading
 from fedshift.errors import BadData
 from fedshift.federation import Client, Federation, Samples

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 
 from fedshift import keys
-from fedshift.data.image_folder import Entry, Reader
+from fedshift.data.image_folder import Reader
+from fedshift.data.masks import Entry
 from fedshift.data.partition import split
 from fedshift.data.sets import place, reading
 from fedshift.errors import BadData

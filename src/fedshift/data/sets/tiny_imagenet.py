@@ -7,7 +7,8 @@ from pathlib import Path
 from fedshift import keys
 from fedshift.data import images
 from fedshift.data.augment import Crop, Flip, Pipeline
-from fedshift.data.image_folder import Entry, Reader
+from fedshift.data.image_folder import Reader
+from fedshift.data.masks import Entry
 from fedshift.data.partition import evenly
 from fedshift.data.sets import dealt, pixels, place, reading
 from fedshift.data.sets.capped import capped_dirichlet

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedshift import keys
 from fedshift.data import cache, images
-from fedshift.data.image_folder import Entry, Reader
+from fedshift.data.image_folder import Reader
+from fedshift.data.masks import Entry
 from fedshift.data.partition import SPLITS
 from fedshift.data.sets import place, reading
 from fedshift.errors import BadData, UnknownName
