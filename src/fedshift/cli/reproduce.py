@@ -6,12 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fedshift.cli import messages, setup
+from fedshift.cli import messages, progress, setup
 from fedshift.cli import options as reading
 from fedshift.cli.listing import table as plain
 from fedshift.cli.parser import UsageError
-from fedshift.cli.playing import play, resumable
-from fedshift.errors import FedshiftError
+from fedshift.cli.playing import resumable
 from fedshift.papers import experiment, experiments
 from fedshift.papers.experiment import Experiment
 from fedshift.papers.reproduce import Plan, Row, reproduce
@@ -30,10 +29,13 @@ def command(args: argparse.Namespace) -> None:
     plan = _plan(args)
 
     def play_one(run: Run, title: str) -> None:
-        play(run, title)
+        with (
+            resumable("reproduce", plan.out, holds="**/config.toml"),
+            progress.bar(run, title) as on,
+        ):
+            run.play(on)
 
-    with resumable("reproduce", plan.out, holds="**/config.toml"):
-        rows = reproduce(plan, play_one)
+    rows = reproduce(plan, play_one)
     if args.json:
         name = plan.experiment.name
         messages.print_json({"experiment": name, "rows": rows, "complete": plan.complete})
@@ -132,12 +134,7 @@ def _list(json: bool) -> None:
 
 def _missing(wanted: Experiment) -> str:
     """What of an experiment's data is not here."""
-    from fedshift import data
+    from fedshift.data.sets import there
 
-    missing = []
-    for name in dict.fromkeys(case.data for case in wanted.cases):
-        try:
-            data.available(name)
-        except FedshiftError:
-            missing.append(name)
-    return "here" if not missing else f"not here: {', '.join(missing)}"
+    sets = {name: None for case in wanted.cases for name in there.missing(case.data)}
+    return f"not here: {', '.join(sets)}" if sets else "here"

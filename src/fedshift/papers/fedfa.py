@@ -52,7 +52,7 @@ prostate = dataclasses.replace(
     office,
     dataset="mini-ProstateMRI",
     setting="6 clients, U-Net, 500 rounds, Dice",
-    data="prostate-mri/fedfa",
+    data="prostate-mri/mini",
     model="unet",
     protocol=Protocol(
         rounds=500,

@@ -211,7 +211,7 @@ def _protocol(plan: Plan, case: Case, entry: Entry) -> Any:
     if plan.rounds:
         changes["rounds"] = plan.rounds
     if plan.quick:
-        changes |= {**QUICK, "eval_every": 1}
+        changes |= {**QUICK, "eval_every": QUICK["rounds"]}
     return case.protocol.replace(**changes)
 
 

@@ -32,6 +32,7 @@ def federation(case: Case) -> Federation:
     x, y = enlarged(SHAPES[known])
     names = [r.partition(":")[2] for r in case.columns.values() if r.startswith(("client", "uns"))]
     names = names or [f"client{k:02d}" for k in range(CLIENTS.get(known, 4))]
+    validates = case.protocol.select == "best-val"
     clients = []
     for name, part in zip(names, evenly(y, len(names), seed=0)):
         train, test = part[:TRAIN], part[TRAIN:]
@@ -39,7 +40,7 @@ def federation(case: Case) -> Federation:
             Client(
                 name,
                 Samples(x[train], y[train]),
-                Samples(x[test], y[test]),
+                Samples(x[train[:4]], y[train[:4]]) if validates else Samples(x[:0], y[:0]),
                 Samples(x[test], y[test]),
             )
         )
