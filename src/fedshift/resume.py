@@ -110,10 +110,17 @@ def plan_of(
     try:
         given = config["facts"]
         shape = tuple(given["shape"])
-        facts = Facts(given["task"], len(given["classes"]), shape, tuple(given["clients"]))
+        facts = Facts(
+            given["task"],
+            len(given["classes"]),
+            shape,
+            tuple(given["clients"]),
+            metric=config.get("metric", ""),
+        )
         spec = spec_of(config, folder)
         spec = dataclasses.replace(spec, pretrained="") if trained else spec
-        network = spec.build(shape, facts.classes, keys.fold(config["seed"], "model"))
+        key = keys.fold(config["seed"], "model")
+        network = spec.build(shape, facts.classes, key, facts.task)
         return plans.make(
             facts,
             Pipeline.from_config(config.get("pipeline", {})),

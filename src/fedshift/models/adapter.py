@@ -94,7 +94,13 @@ def adapt(
     return model
 
 
-def verify(model: Adapted, shape: tuple[int, ...], classes: int, name: str = "") -> int:
+def verify(
+    model: Adapted,
+    shape: tuple[int, ...],
+    classes: int,
+    name: str = "",
+    task: str = "classification",
+) -> int:
     """Check the contract, and that the adapted model computes what the module computed.
 
     Returns:
@@ -105,7 +111,7 @@ def verify(model: Adapted, shape: tuple[int, ...], classes: int, name: str = "")
     """
     name = name or type(model.body).__name__
     _verify_same(model, probe(model, shape), f"model '{name}'")
-    return check(model, shape, classes, name)
+    return check(model, shape, classes, name, task)
 
 
 def _verify_same(model: Adapted, x: Tensor, where: str) -> None:

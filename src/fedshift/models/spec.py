@@ -137,7 +137,9 @@ class ModelSpec:
             plain.get("digest", ""),
         )
 
-    def build(self, shape: tuple[int, ...], classes: int, key: int) -> nn.Module:
+    def build(
+        self, shape: tuple[int, ...], classes: int, key: int, task: str = "classification"
+    ) -> nn.Module:
         """The model, checked; see `build`."""
         with seeded(keys.fold(key, "model")):
             model = _with_sizes(self._construct(tuple(shape), classes), tuple(shape), self.name)
@@ -150,9 +152,9 @@ class ModelSpec:
         if self.pretrained:
             self._fill(model)
         if isinstance(model, Adapted):
-            verify(model, shape, classes, self.name)
+            verify(model, shape, classes, self.name, task)
         else:
-            contract.check(model, shape, classes, self.name)
+            contract.check(model, shape, classes, self.name, task)
         return model
 
     def _fill(self, model: nn.Module) -> None:
@@ -187,6 +189,7 @@ def build(
     head: str = "",
     kwargs: Mapping[str, Any] | None = None,
     pretrained: str | os.PathLike[str] = "",
+    task: str = "classification",
 ) -> nn.Module:
     """Build a model and check that it keeps to the contract.
 
@@ -201,12 +204,14 @@ def build(
         stages, head: paths of submodules, for a model that is not made for this package.
         kwargs: further arguments for a class, a function or a network.
         pretrained: a .safetensors file of the weights to begin with.
+        task: "classification" or "segmentation".
 
     >>> a, b = (build("lenet", (1, 28, 28), 10, key=7) for _ in range(2))
     >>> torch.equal(a.head.weight, b.head.weight)
     True
     """
-    return ModelSpec.of(model, stages, head, kwargs, pretrained).build(shape, classes, key)
+    spec = ModelSpec.of(model, stages, head, kwargs, pretrained)
+    return spec.build(shape, classes, key, task)
 
 
 def _with_sizes(model: nn.Module, shape: tuple[int, ...], name: str) -> nn.Module:
