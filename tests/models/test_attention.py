@@ -9,6 +9,7 @@ from torch import nn
 from fedshift import keys
 from fedshift.draws import keyed
 from fedshift.models.attention import Attention, DropBranch
+from fedshift.models.cct import CCT, Block
 from fedshift.models.swin import WINDOW, Merge, WindowAttention
 
 
@@ -23,6 +24,26 @@ def test_attention_is_torchs():
     torchs.out_proj = ours.proj
     x = noise(2, 5, 12)
     torch.testing.assert_close(ours(x), torchs(x, x, x)[0], rtol=0, atol=1e-12)
+
+
+def test_a_block_of_cct_has_its_second_norm_behind_the_first_sum():
+    """x1 = norm2(x + attention(norm1(x))); out = x1 + mlp(x1)."""
+    layer = Block(drop=0.5).double().eval()
+    x = noise(2, 5, 256)
+    middle = layer.norm2(x + layer.attention(layer.norm1(x)))
+    torch.testing.assert_close(layer(x), middle + layer.mlp(middle), rtol=0, atol=1e-12)
+
+
+def test_cct_pools_with_learnt_weights_and_drops_later_branches_more_often():
+    net = CCT((1, 8, 8), 3).double().eval()
+    x = noise(2, 16, 256)
+    z = net.norm(x)
+    scores = (z @ net.pool.weight[0]).exp()
+    by_hand = (scores[..., None] * z).sum(1) / scores.sum(1, keepdim=True)
+    torch.testing.assert_close(net.join(x), by_hand, rtol=0, atol=1e-12)
+    chances = [net.get_submodule(f"block{i}").drop.chance for i in range(1, 8)]
+    assert chances == pytest.approx([0, 1 / 60, 2 / 60, 3 / 60, 4 / 60, 5 / 60, 0.1])
+    assert net.tokens.positions.std().item() == pytest.approx(0.2, rel=0.05)
 
 
 def by_hand(layer: WindowAttention, x: torch.Tensor) -> torch.Tensor:

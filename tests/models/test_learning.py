@@ -77,3 +77,13 @@ def test_fedfa_on_a_transformer_of_windows_learns_on_both_engines():
     assert stacked.engine_name == "stacked"
     a, b = (run.progress.server.model for run in (loop, stacked))
     assert largest_difference(a, b) < 1e-9
+
+
+def test_on_a_cpu_stacking_is_not_tried_unasked(monkeypatch):
+    def tried(model, x):
+        raise AssertionError("a trial of a deep network takes as long as many steps")
+
+    monkeypatch.setattr("fedshift.models.probing.stackable", tried)
+    assert start("fedgenp-cnn", {}, (1, 9, 9), engine="auto").engine_name == "loop"
+    with pytest.raises(AssertionError):
+        start("fedgenp-cnn", {}, (1, 9, 9), engine="stacked")

@@ -70,10 +70,6 @@ def test_contract_at_odd_shapes(name):
     assert len(net.stages) >= 2
 
 
-def test_every_network_has_its_size_tested():
-    assert {"resnet18-small-gn", "alexnet-ln"} == set(models.names()) - {row[0] for row in SIZES}
-
-
 STAGES = [  # network, shape, shape of one sample behind each stage, worked out by hand
     (
         "alexnet-bn",

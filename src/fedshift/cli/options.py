@@ -43,6 +43,7 @@ SETUP = hypers(Setup)
 PROTOCOL = hypers(Protocol)
 PRIVACY = {f"dp_{name}": hyper for name, hyper in hypers(Privacy).items()}
 SEEDS = Hyper("seeds", 3, "how many seeds, counted from --seed", int, low=1)
+_MODEL = "model."  # before the name of a model's argument among the settings
 _ELSEWHERE = {"model": "the data's", "workers": "a measured rule", "out": "a new one in runs/"}
 
 
@@ -55,6 +56,7 @@ class Options:
         protocol: fields of `Protocol`.
         privacy: fields of `Privacy`, by their names as options (dp_clip).
         settings: hyperparameters of methods, by "mu" or "fedprox.mu".
+        network: further arguments of the model, given as "model.NAME".
         hold_out: names of clients, or "each".
         seeds: how many (None: not named).
     """
@@ -63,6 +65,7 @@ class Options:
     protocol: dict[str, Any] = dataclasses.field(default_factory=dict)
     privacy: dict[str, Any] = dataclasses.field(default_factory=dict)
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    network: dict[str, Any] = dataclasses.field(default_factory=dict)
     hold_out: tuple[str, ...] = ()
     seeds: int | None = None
 
@@ -118,7 +121,8 @@ def add(parser: argparse.ArgumentParser, *, seeds: bool) -> None:
         "--set",
         action="append",
         metavar="NAME=VALUE",
-        help="a hyperparameter of a method (may be repeated): mu=0.1, or fedprox.mu=0.1",
+        help="a hyperparameter of a method (may be repeated): mu=0.1, or fedprox.mu=0.1; or an "
+        "argument of the model: model.groups=2",
     )
     group.add_argument(
         "--config",
@@ -199,7 +203,17 @@ def read(args: argparse.Namespace) -> Options:
         if not (name.strip() and equals):
             raise BadValue(f"--set {text} is incomplete: write --set NAME=VALUE, as in mu=0.1")
         options.settings[name.strip()] = value.strip()
+    for name in [n for n in options.settings if n.startswith(_MODEL)]:
+        options.network[name.removeprefix(_MODEL)] = _literal(options.settings.pop(name))
     return options
+
+
+def _literal(value: Any) -> Any:
+    """A number, yes or no, or list where a text is written as TOML writes one; else the text."""
+    try:
+        return tomllib.loads(f"value = {value}")["value"] if isinstance(value, str) else value
+    except tomllib.TOMLDecodeError:
+        return value
 
 
 def _known(args: argparse.Namespace) -> set[str]:

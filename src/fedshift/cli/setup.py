@@ -47,9 +47,8 @@ def model(options: Options, found: Federation) -> ModelSpec:
     """What they train."""
     name = options.value("model") or recommended_model(found)
     stages = tuple(s.strip() for s in options.value("stages").split(",") if s.strip())
-    return ModelSpec.of(
-        name, stages, options.value("head").strip(), pretrained=options.value("pretrained")
-    )
+    head = options.value("head").strip()
+    return ModelSpec.of(name, stages, head, options.network, options.value("pretrained"))
 
 
 def machine(options: Options) -> dict[str, Any]:

@@ -89,11 +89,10 @@ def construct(
 def _check_options(name: str, entry: _Entry, module: Any, given: Mapping[str, Any]) -> None:
     """Refuse options that a network does not take, or that its name says already."""
     signature = inspect.signature(module.network)
-    known: list[str] = []
     if any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         # `network` passes options on to the class that it returns
-        kind = getattr(module, str(signature.return_annotation))
-        known = [n for n in inspect.signature(kind).parameters if n not in ("shape", "classes")]
+        signature = inspect.signature(getattr(module, str(signature.return_annotation)))
+    known = [name for name in signature.parameters if name not in ("shape", "classes")]
     for option in given:
         if option in entry.options:
             raise BadModel(
