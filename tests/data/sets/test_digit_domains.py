@@ -117,7 +117,7 @@ def test_a_blend_is_the_difference_of_digit_and_window():
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_real_digits(real):
-    """MNIST whole; SVHN and MNIST-M as far as they are there; USPS cut into FedBN's 7438 and 1860."""
+    """MNIST is whole, USPS cut into FedBN's 7438 and 1860, the others as far as they are there."""
     fed = data.load("digits/present")
     found = making.sizes(fed)
     assert found["mnist"] == (743, 186, 14_000) and found["usps"] == (743, 186, 1860)

@@ -41,6 +41,8 @@ def test_an_exact_name_goes_before_a_similar_one(home):
 
 
 def test_counts_that_differ_from_the_published_are_told():
-    with pytest.warns(UserWarning, match="'x' here is not the published set.*3 of 4 train, no test"):
+    with pytest.warns(
+        UserWarning, match="'x' here is not the published set.*3 of 4 train, no test"
+    ):
         place.compare_counts("'x'", {"train": 3}, {"train": 4, "test": 1})
     place.compare_counts("'x'", {"train": 4, "test": 1}, {"train": 4, "test": 1})
