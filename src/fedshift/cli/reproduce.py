@@ -10,11 +10,10 @@ from fedshift.cli import messages, progress, setup
 from fedshift.cli import options as reading
 from fedshift.cli.listing import table as plain
 from fedshift.cli.parser import UsageError
-from fedshift.cli.playing import resumable
 from fedshift.papers import experiment, experiments
 from fedshift.papers.experiment import Experiment
 from fedshift.papers.reproduce import Plan, Row, reproduce
-from fedshift.run import Run
+from fedshift.run import Interrupted, Run
 
 HOME = Path("runs") / "reproduce"
 
@@ -29,13 +28,13 @@ def command(args: argparse.Namespace) -> None:
     plan = _plan(args)
 
     def play_one(run: Run, title: str) -> None:
-        with (
-            resumable("reproduce", plan.out, holds="**/config.toml"),
-            progress.bar(run, title) as on,
-        ):
-            run.play(on)
+        with progress.bar(run, title) as on_round:
+            run.play(on_round)
 
-    rows = reproduce(plan, play_one)
+    try:
+        rows = reproduce(plan, play_one)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; the same command goes on where it stopped") from None
     if args.json:
         name = plan.experiment.name
         messages.print_json({"experiment": name, "rows": rows, "complete": plan.complete})

@@ -37,15 +37,16 @@ def capped_dirichlet(
     """
     key = keys.as_tensor(keys.fold(seed, "capped-dirichlet"))
     totals = torch.bincount(y)
-    for batch, deals in enumerate(_DEALS):
+    possible = minimum * clients <= len(y)
+    for batch, deals in enumerate(_DEALS if possible else ()):
         ends = _draw(keys.fold_in(key, batch), deals, totals, clients, alpha, most)
         sizes = torch.diff(ends, dim=-1, prepend=torch.zeros_like(ends[..., :1])).sum(1)
         good = (sizes.amin(1) >= minimum) & (sizes.sum(1) == len(y))
         if bool(good.any()):
             return _positions(y, ends[int(good.to(torch.int64).argmax())], key)
     raise BadData(
-        f"{sum(_DEALS)} draws of Dirichlet({alpha:g}) gave none of {len(y)} samples in "
-        f"which each of {clients} clients has {minimum}: raise alpha, or take fewer clients"
+        f"no draw of Dirichlet({alpha:g}) from {len(y)} samples was found in which each of "
+        f"{clients} clients has {minimum}: raise alpha, or take fewer clients"
     )
 
 
@@ -63,8 +64,9 @@ def _draw(
     for turn in range(classes):
         label = order[:, turn]
         open_ = shares[row, label].masked_fill(held >= most, -torch.inf)
-        cut = torch.softmax(open_, 1).nan_to_num(0.0).cumsum(1) * totals[label, None] + 1e-6
-        cut = cut.to(torch.int64)
+        # Rounded, not cut off: a remainder would go to the last client, had it enough or not.
+        part = torch.softmax(open_, 1).nan_to_num(0.0).cumsum(1)
+        cut = torch.round(part * totals[label, None]).to(torch.int64)
         ends[row, label] = cut
         held += torch.diff(cut, dim=1, prepend=torch.zeros_like(cut[:, :1]))
     return ends

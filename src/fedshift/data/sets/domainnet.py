@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedshift.data.augment import Flip, Pipeline, Rotate
-from fedshift.data.sets import cutting, pixels, reading, trees
+from fedshift.data.sets import cutting, pixels, place, reading, trees
 from fedshift.errors import BadData
 from fedshift.federation import Federation
 
@@ -76,6 +76,7 @@ def full(name: str, seed: int = 0, size: int = 64) -> Federation:
     """
     contents = f"{_CONTENTS}, and the official lists such as clipart_train.txt, clipart_test.txt"
     tree = trees.scan("domainnet", contents, DOMAINS)
+    place.compare_counts("'domainnet'", {"classes": len(tree.classes)}, {"classes": 345})
     lists = {d: [_listed(tree, d, part, contents) for part in ("train", "test")] for d in DOMAINS}
 
     def cut(domain: str, y: Tensor, order: Tensor) -> Sequence[Tensor]:

@@ -93,7 +93,7 @@ def compare_counts(what: str, found: Mapping[str, int], published: Mapping[str, 
     if differ or missing:
         said = [*differ, *(f"no {part}" for part in missing)]
         warnings.warn(
-            f"{what} here is not the published set (images: {', '.join(said)}); scores cannot be "
+            f"{what} here is not the published set ({', '.join(said)}); scores cannot be "
             "compared with published ones",
             stacklevel=2,
         )
