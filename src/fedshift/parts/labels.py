@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedshift import keys
 from fedshift.method import Data
@@ -17,7 +16,11 @@ def one_hot(y: Tensor, classes: int, like: Tensor) -> Tensor:
     >>> one_hot(torch.tensor([1]), 3, torch.zeros(1))
     tensor([[0., 1., 0.]])
     """
-    return y if y.is_floating_point() else F.one_hot(y, classes).to(like.dtype)
+    if y.is_floating_point():
+        return y
+    # not torch's one_hot: it looks at the labels' values inside of a derivative under vmap
+    every = torch.arange(classes, device=y.device)
+    return (y.unsqueeze(-1) == every).to(like.dtype)
 
 
 def hard(y: Tensor) -> Tensor:
