@@ -42,14 +42,14 @@ def class_counts(data: Data, classes: int, like: Tensor) -> Tensor:
     return data.fold(add, {"counts": like.new_zeros(classes)})["counts"]
 
 
-def draw_labels(key: Tensor, count: int, available: Tensor) -> Tensor:
-    """Labels [count], uniform over the classes whose entry of `available` [classes] is 1, not 0.
+def draw_labels(key: Tensor, count: int, weights: Tensor) -> Tensor:
+    """Labels [count], drawn in proportion to weights [classes], whole numbers that sum above 0.
 
     >>> draw_labels(keys.as_tensor(0), 4, torch.tensor([0.0, 1.0, 0.0]))
     tensor([1, 1, 1, 1])
     """
-    place = keys.uniform(key, (count,), torch.float64) * available.sum()
-    return (available.cumsum(dim=-1) <= place[..., None]).sum(dim=-1)
+    place = keys.uniform(key, (count,), torch.float64) * weights.sum()
+    return (weights.cumsum(dim=-1) <= place[..., None]).sum(dim=-1)
 
 
 def cyclic(batch: Tensor, rows: int, classes: int) -> Tensor:
