@@ -34,6 +34,7 @@ class Case:
             client, "client:NAME", "unseen:NAME" (left out in turn), "unseen-mean", or
             "rounds:LEVEL" (the first scored round whose mean reaches it).
         settings: hyperparameters by "method.name"; each entry takes those of its own methods.
+        part: what tells it from other cases of the same block.
         only: labels of the entries that this block has (empty: all).
         imagenet: the paper's networks begin with weights trained on ImageNet.
         rerun: what the released code gave when it was run again, by entry, in percent.
@@ -46,6 +47,7 @@ class Case:
     protocol: Protocol
     columns: Mapping[str, str]
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    part: str = ""
     only: tuple[str, ...] = ()
     imagenet: bool = False
     rerun: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -58,7 +60,7 @@ class Case:
     @property
     def title(self) -> str:
         """Data set and setting in one line."""
-        return f"{self.dataset}, {self.setting}" if self.setting else self.dataset
+        return ", ".join(filter(None, (self.dataset, self.setting, self.part)))
 
     @property
     def left_out(self) -> tuple[str, ...]:

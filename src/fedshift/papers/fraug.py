@@ -189,6 +189,7 @@ EXPERIMENTS = (
             dataclasses.replace(
                 home,
                 setting="input noise avg acc",
+                part=f"sigma={sigma}",
                 columns={f"sigma={sigma}": "mean"},
                 settings={**home.settings, "fraug.input_noise": sigma},
             )
