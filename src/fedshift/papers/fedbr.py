@@ -203,8 +203,8 @@ EXPERIMENTS = (
                 for name, method in BESIDE.items()
             ),
         ),
-        note="The paper's pseudo-data are blends of public images (Mixture), which are not named: here "
-        "they are means of the clients' own (RSM).",
+        note="The paper blends public images (Mixture) and does not name them: here pseudo-data "
+        "are means of the clients' own (RSM).",
     ),
     Experiment("fedbr/table4", PAPER, "T4", "Parts of FedBR", (mnist, cifar10, cifar100), PARTS),
     Experiment(
