@@ -85,18 +85,23 @@ def evaluate(
             values = _each(plan, model, parts, "global")
         for score, value in zip(scores, values):
             setattr(score, split, value)
+    idle = []
     for score, client in zip(scores, clients):
         own = kept.get(client.name, {})
         if not (under("model", own) or under("tuned", own)):
-            if plan.method.view == "global":
-                continue
-            if whole:
+            if plan.method.view == "personal" and whole:
                 score.personal_test, score.personal_val = score.test, score.val
-                continue
-        # who has not taken part yet holds the initial values of what others keep
+            elif plan.method.view == "personal":
+                idle.append((score, client))
+            continue
         tensors = personal_tensors(model, own)
         for split in SPLITS:
             value = _each(plan, tensors, [getattr(client, split)], "personal")[0]
+            setattr(score, f"personal_{split}", value)
+    for split in SPLITS if idle else ():
+        # who has not taken part yet holds the initial values of what others keep
+        values = _each(plan, model, [getattr(c, split) for _, c in idle], "personal")
+        for (score, _), value in zip(idle, values):
             setattr(score, f"personal_{split}", value)
     return scores
 
