@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedshift import files, methods
+from fedshift import files, methods, together
 from fedshift.compose import Composed
 from fedshift.errors import BadRun, BadValue
 from fedshift.federation import Federation
@@ -25,7 +25,7 @@ from fedshift.report.read import RunRecord
 from fedshift.resume import needed, privacy_of
 from fedshift.run import Run, recommended_model, recommended_protocol
 
-Play = Callable[[Run], object]
+Play = Callable[[Sequence[Run]], object]
 CONFIG = "config.toml"
 
 
@@ -82,21 +82,31 @@ class Contest:
 
     def play(
         self,
-        play: Play = Run.play,
+        play: Play = together.play,
         say: Callable[[str], None] | None = None,
         warn: Callable[[str], None] | None = None,
     ) -> Comparison:
-        """Play all runs that are left; `play` plays one."""
+        """Play all runs that are left; `play` plays those of a method."""
         if self.out is not None:
             self._open_folder(self.out)
         spoken = {k: v for k, v in (("say", say), ("warn", warn)) if v is not None}
         records = []
         for method in self.methods:
-            for seed in self.seeds:
-                run = self._run(method, seed, spoken)
-                play(run)
-                records += run.report().runs
+            for runs in self._groups(method, spoken):
+                play(runs)
+                records += [record for run in runs for record in run.report().runs]
         return Comparison(records, self.protocol.select)
+
+    def _groups(self, method: Composed, spoken: Mapping[str, Any]) -> Iterator[list[Run]]:
+        """The runs of a method: all seeds at once where that is faster, else one by one."""
+        seeds = iter(self.seeds)
+        first = self._run(method, next(seeds), spoken)
+        if together.fit([first]):
+            yield [first, *(self._run(method, seed, spoken) for seed in seeds)]
+            return
+        yield [first]
+        for seed in seeds:
+            yield [self._run(method, seed, spoken)]
 
     def _run(self, method: Composed, seed: int, spoken: Mapping[str, Any]) -> Run:
         """The run of a method and a seed: a new one, or the one that is in its folder."""

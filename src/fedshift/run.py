@@ -163,6 +163,7 @@ class Run:
         self._ledger = self._check_privacy()
         self._engine: Engine | None = None
         self._opened = False
+        self._began = time.monotonic()
 
     # -- playing -------------------------------------------------------------------------------
 
@@ -172,35 +173,51 @@ class Run:
         A run with a folder saves itself as it goes. Ctrl-C saves what is there and raises
         `Interrupted`, whose message holds the command that continues.
         """
-        if self.out is not None and not self._opened:
-            self._open_folder()
-        began = time.monotonic() - self.progress.seconds
+        self.begin()
         try:
             with full_precision():
-                while self.progress.stage < len(self.stages):
+                while not self.ended:
                     self._engine = self._engine or self._start_engine()
-                    line = self._round(began)
-                    on_round(self, line)
+                    start = time.perf_counter()
+                    jobs = self.due()
+                    on_round(self, self.took(jobs, self._play(jobs), start))
                 if self._elsewhere:
                     self._close()
-            self._finish()
+            self.finish()
         except KeyboardInterrupt:
-            raise Interrupted(self._save_interrupted()) from None
+            raise Interrupted(self.save_interrupted()) from None
         finally:
             if self._engine is not None:
                 self._engine.close()
                 self._engine = None
         return self
 
-    def _round(self, began: float) -> Line:
-        """Play one round, score it, and save where due."""
+    def begin(self) -> None:
+        """Open the folder, where there is one, and start the clock."""
+        if self.out is not None and not self._opened:
+            self._open_folder()
+        self._began = time.monotonic() - self.progress.seconds
+
+    @property
+    def ended(self) -> bool:
+        """Whether all rounds are played."""
+        return self.progress.stage == len(self.stages)
+
+    def due(self) -> list[Job]:
+        """The trips of the next round."""
         stage = self.stages[self.progress.stage]
-        start = time.perf_counter()
         jobs = self._jobs(stage, self.progress)
         if self._leaves(stage):
             self._ledger.note(j.client for j in jobs)
-        result = self._play(jobs)
+        return jobs
+
+    def took(self, jobs: Sequence[Job], result: Result, start: float) -> Line:
+        """End the round whose trips were played: aggregate, score, and save where due.
+
+        `start` is when it began, by `time.perf_counter`.
+        """
         now = self.progress
+        stage = self.stages[now.stage]
         sent = {j.client: aggregate.bytes_down(self.plan, now.server, j.payload) for j in jobs}
         if stage.program == "tune" and now.round > 0:  # each goes on from what it tuned before
             sent = dict.fromkeys(sent, 0)
@@ -251,12 +268,11 @@ class Run:
             kept=kept,
             best=self._best(now.best, found[-1], server, kept, scored and not late),
             metrics=self._metrics_size(),
-            seconds=time.monotonic() - began,
+            seconds=time.monotonic() - self._began,
             pending=tuple(found) if late else (),
         )
         self.progress = checkpoint.ordered(after)
-        ended = self.progress.stage == len(self.stages)
-        if ended or done % self.checkpoint_every == 0:
+        if self.ended or done % self.checkpoint_every == 0:
             self.save()
         return found[-1]
 
@@ -522,7 +538,8 @@ class Run:
         path = None if self.out is None else self.out / "metrics.jsonl"
         return path.stat().st_size if path is not None and path.exists() else 0
 
-    def _save_interrupted(self) -> str:
+    def save_interrupted(self) -> str:
+        """Save what there is; the sentence that says how to go on."""
         if self.out is None:
             return "interrupted; the run has no folder, so nothing was saved"
         self._cut_metrics()
@@ -543,7 +560,7 @@ class Run:
             files.cut(path, self.progress.metrics)
         self.lines = files.read_lines(path, whole=True) if path.exists() else []
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Write the selected model and what clients keep."""
         if self.out is None:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from fedshift import methods
@@ -10,7 +11,7 @@ from fedshift.cli import messages, result, setup, train
 from fedshift.cli import options as reading
 from fedshift.cli.options import SEEDS, Options
 from fedshift.cli.parser import UsageError
-from fedshift.cli.playing import play, resumable
+from fedshift.cli.playing import play_all, resumable
 from fedshift.comparison import Comparison, Contest, read
 from fedshift.compose import Composed
 from fedshift.run import Run
@@ -27,12 +28,13 @@ def command(args: argparse.Namespace) -> None:
         contest = _contest(args.methods, reading.read(args))
     found: list[dict[str, Any]] = []
 
-    def play_one(run: Run) -> None:
-        play(run, f"{run.method.name} seed {run.seed}")
-        found.append(result.of_run(run))
+    def play_some(runs: Sequence[Run]) -> None:
+        seeds = ", ".join(str(run.seed) for run in runs)
+        play_all(runs, f"{runs[0].method.name} seed {seeds}")
+        found.extend(map(result.of_run, runs))
 
     with resumable("compare", contest.out):
-        whole = contest.play(play_one, messages.note, messages.warning)
+        whole = contest.play(play_some, messages.note, messages.warning)
         assert contest.out is not None
         result.write(whole.records, contest.out, whole.select)
     _show(contest, whole, found, args.json)
