@@ -48,13 +48,13 @@ class Pool:
             x, y = torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])
         if resident:
             x, y = x.to(device), y.to(device)
-        return cls(x, y.to(torch.int64), firsts, counts, device)
+        return cls(x, y, firsts, counts, device)
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """The samples at positions [...], on the device."""
         flat = index.reshape(-1).to(self.x.device)
         x, y = self.x.index_select(0, flat), self.y.index_select(0, flat)
-        return x.to(self.device), y.to(self.device)
+        return x.to(self.device), y.to(self.device, torch.int64)
 
 
 def order(key: Tensor, n: Tensor, steps: int, batch: int, largest: int, smallest: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -136,16 +136,26 @@ def serves_unseen(plan: Plan) -> bool:
 
 def logits(plan: Plan, tensors: Tree, x: Tensor, view: str = "global") -> Tensor:
     """The method's prediction for raw samples, batch by batch, in eval mode."""
-    return _predicted(plan, tensors, _batches([x], plan.protocol.eval_batch), view)
+    batches = _batches([x], plan.protocol.eval_batch)
+    return _made_of_logits(plan, tensors, batches, view, lambda out, at: out)
 
 
-def _predicted(plan: Plan, tensors: Tree, batches: Iterable[Tensor], view: str) -> Tensor:
-    found = []
+def _made_of_logits(
+    plan: Plan,
+    tensors: Tree,
+    batches: Iterable[Tensor],
+    view: str,
+    make: Callable[[Tensor, int], Tensor],
+) -> Tensor:
+    """What is made of the predictions, batch by batch: `make(logits, position of the first)`."""
+    found: list[Tensor] = []
     net = Net(plan.model, tensors)
+    at = 0
     with torch.no_grad(), eval_mode(plan.model):
         for batch in batches:
             ready = plan.pipeline(batch.to(plan.device), None, plan.dtype)
-            found.append(plan.method.predict(net, ready, view))
+            found.append(make(plan.method.predict(net, ready, view), at))
+            at += len(batch)
     return torch.cat(found)
 
 
@@ -177,8 +187,11 @@ def _each(plan: Plan, tensors: Tree, parts: Sequence[Samples], view: str) -> lis
         return [None] * len(parts)
     batches = _batches([p.x for p in full], plan.protocol.eval_batch)
     y = full[0].y if len(full) == 1 else torch.cat([p.y for p in full])
-    predicted = _predicted(plan, tensors, batches, view)
-    right = task.scores(plan.facts.task, predicted, y.to(plan.device)).cpu()
+
+    def score(out: Tensor, at: int) -> Tensor:  # the logits of all pixels would be too many to hold
+        return task.scores(plan.facts.metric, out, y[at : at + len(out)].to(plan.device))
+
+    right = _made_of_logits(plan, tensors, batches, view, score).cpu()
     found: list[float | None] = []
     at = 0
     for part in parts:

@@ -123,7 +123,8 @@ def load_tensors(path: PathLike) -> tuple[Tree, dict[str, Any]]:
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
             head = (file.metadata() or {}).get("fedshift")
-            tree: Tree = {name: file.get_tensor(name) for name in sorted(file.keys())}
+            # Copies: in the file they are not aligned, on which fast kernels' rounding depends.
+            tree: Tree = {name: file.get_tensor(name).clone() for name in sorted(file.keys())}
     except OSError as error:
         raise _unreadable(path, error) from None
     except (SafetensorError, ValueError) as error:

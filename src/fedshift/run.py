@@ -128,10 +128,10 @@ class Run:
         rest = federation.without(self.hold_out) if self.hold_out else federation
         self.federation = rest.pooled() if self.method.pooled else rest
         self._check_data()
-        spec = ModelSpec.of(federation.recommended.get("model", "mlp") if model is None else model)
+        spec = ModelSpec.of(recommended_model(federation) if model is None else model)
         self.spec = spec
         facts = self.federation.facts()
-        built = spec.build(facts.shape, facts.classes, keys.fold(seed, "model"))
+        built = spec.build(facts.shape, facts.classes, keys.fold(seed, "model"), facts.task)
         self.device = choice.device_of(device)
         self.plan = plans.make(
             facts,
@@ -237,7 +237,7 @@ class Run:
         found[-1] |= {"seconds": time.perf_counter() - start, "warnings": self._warned}
         self._warned = []
         if self.plan.privacy is not None:
-            found[-1] |= ledger.cost(self.plan.privacy, self._ledger.most)
+            found[-1] |= self.spent
         late = scored and self._elsewhere
         if scored and not late:
             found = lines.scored(found, self._scores(server, kept), self.method.view)
@@ -626,6 +626,12 @@ class Run:
         written = self.out is not None and privacy.source == "system"
         return ledger.Ledger(self.out / "releases.json" if written and self.out else None)
 
+    @property
+    def spent(self) -> Line:
+        """What privacy has cost the client that took part most often: epsilon, at delta."""
+        privacy = self.plan.privacy
+        return {} if privacy is None else ledger.cost(privacy, self._ledger.most)
+
     def _leaves(self, stage: Stage) -> bool:
         """Whether clients let anything leave in a round of a stage."""
         return self.plan.privacy is not None and (
@@ -706,6 +712,17 @@ def recommended_protocol(federation: Federation) -> Protocol:
     return Protocol(**{n: v for n, v in federation.recommended.items() if n in known})
 
 
+def recommended_model(federation: Federation) -> Any:
+    """The model that a federation recommends, or one that fits most data of its task.
+
+    >>> from fedshift.data import load
+    >>> recommended_model(load("shifted-digits"))
+    'small-cnn'
+    """
+    plain = {"classification": "mlp", "segmentation": "unet-small"}
+    return federation.recommended.get("model", plain[federation.task])
+
+
 def _composed(method: Method | Composed | str) -> Composed:
     if isinstance(method, str):
         return methods.make(method)
@@ -735,8 +752,7 @@ def _losses(result: Result) -> dict[str, dict[str, float]]:
 
 def _on_device(progress: Progress, device: torch.device) -> Progress:
     def move(tensors: Mapping[str, Tensor]) -> Tree:
-        # copies, because in the file they are not aligned, on which fast kernels' rounding depends
-        return {n: t.to(device, copy=True) for n, t in tensors.items()}
+        return {n: t.to(device) for n, t in tensors.items()}
 
     server = Server(
         move(progress.server.model),

@@ -26,10 +26,14 @@ def accident(kind: str) -> None:
     send, answer = _Worker.send, _Worker.answer
 
     def sending(self: _Worker, message: dict[str, Any]) -> None:
-        send(self, message)
         if "client" not in message:
+            send(self, message)
             return
-        if (trip := next(given)) == 3 and kind == "worker":
+        dies = (trip := next(given)) == 3 and kind == "worker"
+        if dies:  # before it could answer, however slow this process is
+            os.kill(self._process.pid, signal.SIGSTOP)
+        send(self, message)
+        if dies:
             os.kill(self._process.pid, signal.SIGKILL)
             print("killed the worker of", message["client"], flush=True)
         if trip == 3 and kind == "wait":

@@ -525,9 +525,3 @@ def test_local_training_before_there_are_pseudo_data_is_refused():
     with pytest.raises(CannotCombine, match="in the stage 'warm'"):
         start(Early() + quick(), ONE).play()
     start(quick() + Early(), ONE).play()
-
-
-def test_the_wrong_task():
-    facts = replace(federation().facts(), task="segmentation")
-    with pytest.raises(BadData, match="classification"):
-        FedBR().build(ToyNet(), facts)
