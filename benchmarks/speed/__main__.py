@@ -1,10 +1,12 @@
-"""Seconds per round of the engines on the same work: `python benchmarks/speed [--out FILE]`.
+"""Seconds per round beside other simulators, on the same work: `python benchmarks/speed`.
 
-On a GPU: the stacked engine beside the plain loop of the same program, and the methods beside
-FedAvg. On a CPU: two worker processes beside one. Training only, data on the device, no evaluation.
-Ratios come from one process on one machine; losses of both engines are compared, since a fast
-engine that computes something else is worth nothing. Prints a line per row, and a JSON object on
-the last line.
+Every program is a process of its own; they take turns, a round each, so that they meet the same
+machine. Peers (pfl-research, Flower's simulation, the usual loop in plain PyTorch) run where they
+can be imported. Training only, no evaluation. The floor is what the machine's bandwidth and
+arithmetic, measured at the start, would allow. Prints a table, and a JSON object on the last line.
+
+`--parts engines` compares fedshift's engines with each other, `--parts methods` (on a GPU) the
+methods with FedAvg.
 """
 
 from __future__ import annotations
@@ -14,90 +16,123 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from beside import beside
 from costs import costs
-from works import Work, drift, federation, measure
+from floor import floor, measured
+from table import markdown, row
+from works import GPU_ONLY, QUICK, WORKS, Work, network
 
-GPU = (
-    Work("fedavg-cnn, 100 clients, batch 10", "fedavg-cnn", 100, 320, (1, 28, 28), 10),
-    Work("fedavg-cnn, 20 clients, batch 10", "fedavg-cnn", 20, 320, (1, 28, 28), 10),
-    Work("digits-cnn, 5 clients, batch 32", "digits-cnn", 5, 640, (3, 32, 32), 32),
-)
-CPU = (Work("digits-cnn, 8 clients, batch 32", "digits-cnn", 8, 64, (3, 28, 28), 32),)
+from engines import engines
+from fedshift.errors import FedshiftError
 
-
-def on_gpu(work: Work) -> dict[str, Any]:
-    """Stacked beside the plain loop, in float32; both again in float64 for one round."""
-    fed = federation(work)
-    torch.cuda.reset_peak_memory_stats()
-    stacked = measure(work, fed, rounds=5, warm=2, engine="stacked", device="cuda")
-    peak = torch.cuda.max_memory_allocated()
-    loop = measure(work, fed, rounds=1, warm=1, engine="loop", device="cuda")
-    options: dict[str, Any] = {"rounds": 1, "warm": 0, "device": "cuda", "dtype": "float64"}
-    exact = measure(work, fed, engine="stacked", **options)
-    slow = measure(work, fed, engine="loop", **options)
-    return {
-        **asdict(work),
-        "stacked_seconds": stacked.best,
-        "loop_seconds": loop.best,
-        "ratio": loop.best / stacked.best,
-        "loss_difference_float32": drift(stacked.losses[: len(loop.losses)], loop.losses),
-        "loss_difference_float64": drift(exact.losses, slow.losses),
-        "peak_bytes": peak,
-    }
+PROGRAMS = ("ours", "ours-one", "pfl", "flower", "plain")
+_LEAST = 20.0  # seconds left that make it worth to begin a work
 
 
-def on_cpu(work: Work) -> dict[str, Any]:
-    """Two worker processes beside one, best of three rounds, equal to the bit."""
-    fed = federation(work)
-    options: dict[str, Any] = {"rounds": 3, "warm": 1, "device": "cpu", "engine": "loop"}
-    one, two = (measure(work, fed, workers=n, **options) for n in (1, 2))
-    return {
-        **asdict(work),
-        "one_worker_seconds": one.best,
-        "two_workers_seconds": two.best,
-        "ratio": one.best / two.best,
-        "loss_difference": drift(one.losses, two.losses),
-    }
+def peers(chosen: argparse.Namespace, gpu: bool, until: float) -> Iterator[dict[str, Any]]:
+    """A row per work."""
+    device = "cuda" if gpu else "cpu"
+    machine = measured(device)
+    yield {"machine": asdict(machine)}
+    names = [n for n in chosen.programs if not (gpu and n == "ours-one")]
+    for work in WORKS:
+        if chosen.only and work.name not in chosen.only:
+            continue
+        if not chosen.only and (chosen.quick and work.name not in QUICK):
+            continue
+        if not chosen.only and not gpu and work.name in GPU_ONLY:
+            continue
+        error = _cannot(work, until)
+        if error:
+            yield {"name": work.name, "error": error}
+            continue
+        rounds = chosen.rounds or (3 if chosen.quick else 5)
+        yield row(work, floor(work, machine), beside(work, names, device, rounds, until))
 
 
-def rows(gpu: bool, parts: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _cannot(work: Work, until: float) -> str:
+    """Why a work is left out, or ""."""
+    if until - time.monotonic() < _LEAST:
+        return "out of time"
+    try:
+        network(work)
+    except FedshiftError as error:
+        return f"left out: {error}"
+    return ""
+
+
+def rows(chosen: argparse.Namespace, gpu: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Table and row, one after another."""
-    if parts in ("all", "engines"):
-        for work in GPU if gpu else CPU:
-            yield "engines", (on_gpu if gpu else on_cpu)(work)
-    if gpu and parts in ("all", "methods"):
-        for row in costs():
-            yield "methods", row
+    until = time.monotonic() + chosen.budget
+    if "peers" in chosen.parts:
+        for one in peers(chosen, gpu, until):
+            yield "machine" if "machine" in one else "peers", one
+    if "engines" in chosen.parts:
+        for one in engines(gpu):
+            yield "engines", one
+    if gpu and "methods" in chosen.parts:
+        for one in costs():
+            yield "methods", one
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, help="write the JSON here as well")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--parts", choices=("all", "engines", "methods"), default="all")
+    parser.add_argument(
+        "--parts", nargs="+", choices=("peers", "engines", "methods"), default=["peers"]
+    )
+    parser.add_argument("--quick", action="store_true", help="two works, three rounds")
+    parser.add_argument("--only", nargs="+", metavar="WORK", help="these works", default=[])
+    parser.add_argument(
+        "--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS, help="who runs"
+    )
+    parser.add_argument("--rounds", type=int, default=0, help="timed rounds (after a first)")
+    parser.add_argument(
+        "--budget", type=float, default=86400.0, metavar="SECONDS", help="end in time"
+    )
     chosen = parser.parse_args()
+    unknown = set(chosen.only) - {w.name for w in WORKS}
+    if unknown:
+        parser.error(f"no work {', '.join(unknown)}: choose {', '.join(w.name for w in WORKS)}")
     gpu = torch.cuda.is_available() if chosen.device == "auto" else chosen.device == "cuda"
     whole: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if gpu else platform.processor() or "cpu",
         "cores": len(os.sched_getaffinity(0)),
         "torch": torch.__version__,
         "python": sys.version.split()[0],
+        "peers": [],
         "engines": [],
         "methods": [],
     }
-    for table, row in rows(gpu, chosen.parts):
-        whole[table].append(row)
-        values = (f"{k} {v:.4g}" for k, v in row.items() if isinstance(v, float) and k != "lr")
-        print(f"{row.get('name') or row['method']}: {', '.join(values)}", flush=True)
+    for table, one in rows(chosen, gpu):
+        if table == "machine":
+            whole |= one
+        else:
+            whole[table].append(one)
+        print(f"{table}: {_brief(one)}", file=sys.stderr, flush=True)
         if chosen.out:  # after each row, so that a run cut short leaves what it found
             chosen.out.write_text(json.dumps(whole) + "\n")
+    if whole["peers"]:
+        print(markdown(whole["peers"], chosen.programs))
     print(json.dumps(whole))
+
+
+def _brief(one: dict[str, Any]) -> str:
+    if "error" in one:
+        return f"{one['name']}: {one['error']}"
+    if "programs" in one:
+        each = (f"{n} {p['best'] or p.get('error')}" for n, p in one["programs"].items())
+        return f"{one['name']}: {', '.join(each)}"
+    named = (f"{k} {v:.4g}" for k, v in one.items() if isinstance(v, float) and k != "lr")
+    return f"{one.get('name') or one.get('method') or ''} {', '.join(named)}"
 
 
 if __name__ == "__main__":
