@@ -39,7 +39,7 @@ from fedshift.privacy import Privacy
 from fedshift.protocol import Protocol
 from fedshift.report import Report
 from fedshift.report.read import record
-from fedshift.tree import Tree
+from fedshift.tree import Tree, pick
 from fedshift.trip import Job, Result
 
 _TOLD = 10  # so many clients get a warning each, more get one together
@@ -160,6 +160,8 @@ class Run:
         self._elsewhere = self.engine_name == "flower"
         self._check_elsewhere()
         self.progress = self._beginning()
+        # what only goes up begins, at a client that never took part, as it was built
+        self._unsent = pick(self.progress.server.model, self.plan.names("up"))
         self._ledger = self._check_privacy()
         self._engine: Engine | None = None
         self._opened = False
@@ -278,6 +280,7 @@ class Run:
 
     def _jobs(self, stage: Stage, now: Progress) -> list[Job]:
         jobs = []
+        model = {**now.server.model, **self._unsent}
         for name in self._participants(stage, now.round):
             n = self._samples[name]
             payload = self.method.broadcast(now.server.methods, name, now.round)
@@ -289,7 +292,7 @@ class Run:
                     lr=self.protocol.rate(min(now.done, self.protocol.rounds - 1)),
                     key=keys.fold(self.seed, "client", name, stage.name, now.round),
                     payload=payload,
-                    model=now.server.model,
+                    model=model,
                     kept=now.kept.own(name),
                     place=self._place[name],
                     samples=n,

@@ -5,6 +5,7 @@ Every run has a folder of its own, so that the whole can be interrupted and call
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -12,8 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedshift import data, methods
 from fedshift.compose import Composed
+from fedshift.engines.loop import one_thread
 from fedshift.errors import BadData, BadRun, UnknownName
 from fedshift.federation import Federation
 from fedshift.models import ModelSpec
@@ -109,20 +113,24 @@ def reproduce(plan: Plan, play: Callable[[Run, str], object]) -> list[Row]:
     Args:
         play: plays one run to its end; the text says which.
     """
-    rows: list[Row] = []
-    for case in plan.cases:
-        found = federation(plan, case)
-        sizes = {c.name: len(c.test) for c in found.clients}
-        for entry in (e for e in plan.entries if not case.only or e.label in case.only):
-            seeds = [
-                {
-                    left_out: _played(plan, case, entry, found, seed, left_out, play)
-                    for left_out in _left_out(case)
-                }
-                for seed in plan.count
-            ]
-            rows += _rows(plan.experiment, case, entry, seeds, sizes)
-    return rows
+    # the few small batches of a quick run lose by several threads
+    with one_thread(torch.device("cpu")) if plan.quick else contextlib.nullcontext():
+        return [row for case in plan.cases for row in _block(plan, case, play)]
+
+
+def _block(plan: Plan, case: Case, play: Callable[[Run, str], object]) -> Iterator[Row]:
+    """The rows of a case."""
+    found = federation(plan, case)
+    sizes = {c.name: len(c.test) for c in found.clients}
+    for entry in (e for e in plan.entries if not case.only or e.label in case.only):
+        seeds = [
+            {
+                left_out: _played(plan, case, entry, found, seed, left_out, play)
+                for left_out in _left_out(case)
+            }
+            for seed in plan.count
+        ]
+        yield from _rows(plan.experiment, case, entry, seeds, sizes)
 
 
 def federation(plan: Plan, case: Case) -> Federation:

@@ -7,7 +7,6 @@ many clients as the case has, with their names.
 from __future__ import annotations
 
 import torch.nn.functional as F
-from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 from torch import Tensor, from_numpy
 
 from fedshift.data.augment import Pipeline
@@ -54,6 +53,8 @@ def federation(case: Case) -> Federation:
 
 def enlarged(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     """All digits as uint8 of a shape, and their labels."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
     found = load_digits()
     small = from_numpy(found.images).float()[:, None] * (255 / 16)
     x = F.interpolate(small, size=shape[1:], mode="bilinear", align_corners=False)
