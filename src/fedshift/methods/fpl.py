@@ -23,6 +23,8 @@ has more than one of them.
 
 When one model has to serve many clients of few domains, unevenly many of each. It needs several
 clients of a domain to show more than a mean: with two or three clients every class has one cluster.
+Gradients of the contrast grow as 1 / tau: with the default keep the learning rate small (0.01 in
+the paper), or raise `tau`.
 
 ## What crosses the wire
 
