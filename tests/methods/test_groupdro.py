@@ -17,7 +17,7 @@ from fedshift import task
 from fedshift.engines import choice
 from fedshift.errors import CannotCombine
 from fedshift.federation import Facts
-from fedshift.method import Uploads
+from fedshift.method import State, Uploads
 from fedshift.methods.groupdro import GroupDRO, projected, tilted
 from tests.methods.quadratic import ENGINES
 from tests.methods.test_battery import PROTOCOL, start, state
@@ -89,6 +89,17 @@ def test_extreme_losses_stay_numbers():
     assert projected(q + torch.tensor([9.0, 0.0]), torch.tensor(1.0)).tolist() == [1.0, 0.0]
     equal = projected(torch.full((4,), 7.0), torch.tensor(1.0))
     assert equal.tolist() == pytest.approx([0.25] * 4)
+
+
+@pytest.mark.parametrize("rule", ["exponential", "projection"])
+def test_where_those_present_weigh_nothing_the_protocols_weights_hold(rule):
+    method = GroupDRO(rule=rule, eta=1.0)
+    server = method.init_server({}, FACTS)
+    server = State({"q": torch.tensor([1.0, 0.0, 0.0]).double()}, server.numbers)
+    given = uploads([3.0, 1.0], clients=("b", "c"), weights=[0.75, 0.25])
+    assert method.weights(given, server).tolist() == [0.75, 0.25]
+    _, after = method.after({}, given, server, None, 0)
+    assert after.tensors["q"].tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -116,7 +116,9 @@ class GroupDRO(Method):
         if "loss" not in uploads.extras:
             return None
         at, q = self._moved(uploads, server)
-        return uploads.weights.to(q) * q[at]
+        found = uploads.weights.to(q) * q[at]
+        # where those present have come to weigh nothing, the protocol's weights hold
+        return torch.where(found.sum() > 0, found, uploads.weights.to(q))
 
     def after(
         self, new: Tree, uploads: Uploads, server: State, net: Net, key: int
@@ -130,11 +132,10 @@ class GroupDRO(Method):
         """The rows of who took part, and all weights after the round."""
         owners, q = rows.rows_of(server.numbers), server.tensors["q"]
         at = [owners[c] for c in uploads.clients]
-        losses = uploads.extras["loss"].to(q)
-        if self.rule == "projection":
-            here = projected(q[at] + self.eta * losses, q[at].sum())
-        else:
-            here = tilted(q[at], self.eta * losses)
+        by, total = self.eta * uploads.extras["loss"].to(q), q[at].sum()
+        if total == 0:
+            return at, q
+        here = tilted(q[at], by) if self.rule == "exponential" else projected(q[at] + by, total)
         return at, rows.put({"q": q}, at, {"q": here})["q"]
 
     # -- client --------------------------------------------------------------------------------
