@@ -46,3 +46,14 @@ def test_cycles_go_on_from_batch_to_batch():
     assert cyclic(torch.tensor(32), 4, 7).tolist() == [2, 3, 4, 5]
     assert cyclic(torch.tensor(33), 4, 7).tolist() == [6, 0, 1, 2]
     assert cyclic(torch.tensor(0), 7, 2).tolist() == [0, 1, 0, 1, 0, 1, 0]
+
+
+def test_one_hot_inside_of_a_mapped_derivative():
+    """Where torch's own refuses, since it looks at the largest label."""
+
+    def loss(w, y):
+        return (w * one_hot(y, 3, w)).sum()
+
+    y = torch.tensor([[0, 2], [1, 1]])
+    found = torch.vmap(torch.func.grad(loss))(torch.ones(2, 2, 3), y)
+    assert torch.equal(found, F.one_hot(y, 3).float())
