@@ -1,7 +1,7 @@
 """Pairs of methods that papers use: both parts act, and both engines agree.
 
 FedFA's table 10 puts each augmentation beside FedAvg and beside FedFA; local batch norm goes with
-anything.
+anything. FedSAM differentiates whatever stands beside it, in the stacked engine under vmap.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ OTHERS = [
     "fedbn+embedding-noise",
     "fedbn+fedsam",
     "fedfa+fedsam",
+    "fraug+fedsam",
     "fedbn+fedrobust",
     "fedfa+fedrobust",
 ]

@@ -52,3 +52,14 @@ def test_soft_labels_count_as_their_heaviest():
     soft = torch.tensor([[0.2, 0.1, 0.7], [0.6, 0.4, 0.0]])
     assert hard(soft).tolist() == [2, 0]
     assert torch.equal(hard(torch.tensor([1, 2])), torch.tensor([1, 2]))
+
+
+def test_one_hot_inside_of_a_mapped_derivative():
+    """Where torch's own refuses, since it looks at the largest label."""
+
+    def loss(w, y):
+        return (w * one_hot(y, 3, w)).sum()
+
+    y = torch.tensor([[0, 2], [1, 1]])
+    found = torch.vmap(torch.func.grad(loss))(torch.ones(2, 2, 3), y)
+    assert torch.equal(found, F.one_hot(y, 3).float())

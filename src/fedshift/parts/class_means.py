@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from fedshift.parts.labels import one_hot
 
 
 def batch_means(u: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -14,7 +15,7 @@ def batch_means(u: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     (tensor([[0.],
             [3.]]), tensor([0., 2.]))
     """
-    member = F.one_hot(y, classes).to(u.dtype)
+    member = one_hot(y, classes, u)
     count = member.sum(dim=0)
     with torch.autocast(u.device.type, enabled=False):  # a sum, not a layer of a network
         total = member.T @ u

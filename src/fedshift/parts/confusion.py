@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from fedshift.parts.labels import one_hot
 
 _TINY = 1e-12
 
@@ -40,7 +41,7 @@ def non_saturating(logits: Tensor, y: Tensor, smoothing: float = 0.1) -> Tensor:
     tensor(0.6931)
     """
     classes = logits.shape[1]
-    t = (1.0 - smoothing) * F.one_hot(y, classes).to(logits.dtype) + smoothing / classes
+    t = (1.0 - smoothing) * one_hot(y, classes, logits) + smoothing / classes
     return -(t * torch.log(1.0 - logits.softmax(dim=1) + _TINY)).sum(dim=1).mean()
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedshift.models.contract import block
+from fedshift.parts.labels import one_hot
 
 
 def with_label(x: Tensor, y: Tensor, classes: int) -> Tensor:
@@ -18,7 +18,7 @@ def with_label(x: Tensor, y: Tensor, classes: int) -> Tensor:
     >>> with_label(torch.zeros(1, 2), torch.tensor([1]), 3)
     tensor([[0., 0., 0., 1., 0.]])
     """
-    return torch.cat([x, F.one_hot(y, classes).to(x.dtype)], dim=1)
+    return torch.cat([x, one_hot(y, classes, x)], dim=1)
 
 
 class Generator(nn.Module):
