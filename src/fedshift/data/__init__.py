@@ -1,4 +1,4 @@
-"""Where data come from: the embedded federation, folders, arrays, datasets; and how to deal them.
+"""Where data come from: named sets, folders, arrays, datasets; and how to deal them.
 
 Nothing is imported before it is asked for, so that `import fedshift.data` costs next to nothing.
 """

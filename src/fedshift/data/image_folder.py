@@ -149,7 +149,7 @@ class Reader:
         """What the pixels follow from: which files, as they are now, at which size."""
         facts: list[object] = [1, self.size, self.grey]  # 1: the version of the decoding
         for entry in entries:
-            stat = entry.path.stat()
+            stat = images.facts(entry.path)
             facts.append((str(entry.path.resolve()), stat.st_size, stat.st_mtime_ns))
         return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 

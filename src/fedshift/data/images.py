@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -50,6 +51,14 @@ def header(path: Path) -> Header:
     except BadData:
         raise
     except Exception as error:  # Pillow's readers raise whatever they stumble over
+        raise _broken(path, error) from None
+
+
+def facts(path: Path) -> os.stat_result:
+    """What the system says of an image file, which must be there."""
+    try:
+        return path.stat()
+    except OSError as error:
         raise _broken(path, error) from None
 
 

@@ -72,7 +72,8 @@ def load(text: str | Path) -> Federation:
     variant = "/" in base.strip("/") and base.partition("/")[0] in CATALOGUE
     if not variant and (len(path.parts) > 1 or base.endswith(("/", "\\"))):
         raise BadData(f"there is no folder or file {base}: check the path")
-    raise UnknownName("data (neither a federation, nor a folder or .npz file here)", base, names())
+    what = "data (neither a federation, nor a folder or .npz file here)"
+    raise UnknownName(what, base, [n for n in names() if variant or "/" not in n])
 
 
 _TAKES = {

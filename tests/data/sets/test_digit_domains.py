@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedshift import data
-from fedshift.data.sets import mnist_m
+from fedshift.data.sets import digit_sources, mnist_m
 from fedshift.errors import BadData
 
 from . import making
@@ -76,6 +76,15 @@ def test_one_domain_is_no_federation(home):
     making.mnist(home / "mnist")
     with pytest.raises(BadData, match="there are mnist: a federation needs two"):
         data.load("digits/present")
+
+
+def test_grey_values_of_usps_from_minus_1_to_1_become_bytes(home):
+    """floor((v + 1) / 2 * 255): -1, 0 and 1 become 0, 127 and 255; its labels count from 1."""
+    making.usps(home / "usps", 12, 12)
+    with pytest.warns(UserWarning, match="12 of 7291 train"):
+        found = digit_sources.load("usps")["test"]
+    assert found.x[1, 0, 0, :4].tolist() == [127, 255, 0, 127]
+    assert found.y.tolist() == [*range(10), 0, 1]
 
 
 def test_a_folder_without_its_files(home):

@@ -7,7 +7,7 @@ import torch
 
 from fedshift import data
 from fedshift.data.sets import leaf
-from fedshift.errors import BadData
+from fedshift.errors import BadData, BadValue
 
 from . import making
 
@@ -74,6 +74,18 @@ def test_fedgenps_network_sees_0_to_255(celeba):
     fed, _ = making.loaded("celeba/fedgenp")
     x = fed.clients[0].train.x
     assert torch.allclose(fed.pipeline(x), x.float(), atol=1e-3)
+
+
+def test_a_picture_that_is_gone_is_named(celeba):
+    for k in range(24):
+        (celeba / f"data/raw/img_align_celeba/{k:06d}.jpg").unlink()
+    with pytest.raises(BadData, match=r"cannot read the image .*img_align_celeba/0000\d\d\.jpg"):
+        data.load("celeba")
+
+
+def test_femnist_has_no_options():
+    with pytest.raises(BadValue, match="no option 'seed': leave it out"):
+        data.load("femnist?seed=1")
 
 
 def test_too_few_celebrities(celeba, monkeypatch):

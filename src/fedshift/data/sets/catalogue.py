@@ -31,9 +31,8 @@ class Entry:
         """The federation, with the user's options."""
         for option in options:
             if option not in self.takes:
-                raise BadValue(
-                    f"'{name}' has no option '{option}': it takes {', '.join(self.takes)}"
-                )
+                takes = f"it takes {', '.join(self.takes)}" if self.takes else "leave it out"
+                raise BadValue(f"'{name}' has no option '{option}': {takes}")
         module = importlib.import_module(f"fedshift.data.sets.{self.module}")
         made: Federation = getattr(module, self.function)(name, **self.fixed, **options)
         return dataclasses.replace(made, source=describe(name, **options))
@@ -179,7 +178,9 @@ CATALOGUE: dict[str, Entry] = {
         )
         for alpha in (0.6, 0.3)
     },
-    "femnist": Entry("FEMNIST: a client for each writer, 62 characters (FedFA)", "leaf", "femnist"),
+    "femnist": Entry(
+        "FEMNIST: a client for each writer, 62 characters (FedFA)", "leaf", "femnist", takes=()
+    ),
     "celeba": Entry("CelebA: 25 clients of ten celebrities, who smiles?", "leaf", "celeba"),
     "celeba/fedgenp": Entry(
         "As celeba, the network sees 0 to 255 (FedGenP)", "leaf", "celeba", {"raw": True}

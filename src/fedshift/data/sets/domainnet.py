@@ -24,6 +24,7 @@ PUBLISHED = {  # images of the ten classes: FedBN's training and test lists toge
 _CONTENTS = (
     "clipart/, infograph/, painting/, quickdraw/, real/ and sketch/, each with class folders"
 )
+_FEDLSI = {"rounds": 20, "epochs": 10, "lr": 0.001, "select": "best-val"}
 _FEDBN = Pipeline(augment=(Flip(0.5), Rotate(30.0)))
 
 
@@ -55,7 +56,8 @@ def ten(
         tree.clients(cut, size, seed),
         tree.classes,
         pixels.PHOTOS if whole_test else _FEDBN,
-        recommended={"model": "small-cnn", "rounds": 400, "batch": 32, "lr": 0.01},
+        recommended={"model": "small-cnn", "batch": 32, "momentum": 0.9, "weight_decay": 5e-4}
+        | (_FEDLSI if whole_test else {"rounds": 400, "lr": 0.01}),
     )
 
 

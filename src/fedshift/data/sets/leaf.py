@@ -22,7 +22,7 @@ _WRITERS = 3400
 _CELEBRITIES, _TOGETHER, _SIDE = 250, 10, 84
 
 
-def femnist(name: str, seed: int = 0) -> Federation:
+def femnist(name: str) -> Federation:
     """A client for each writer, 28 x 28 pixels, 62 characters, cut by LEAF."""
     folder = place.need("femnist", _PARTS)
     paths = _parts(folder, "femnist")

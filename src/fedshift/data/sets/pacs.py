@@ -54,8 +54,11 @@ def federation(
     recommended = (
         {"rounds": 20, "epochs": 10, "lr": 0.001, "momentum": 0.9, "weight_decay": 5e-4}
         if whole_test
-        else {"rounds": 200, "steps": 5, "lr": 0.01, "momentum": 0.5, "weights": "samples"}
-    )
+        else {
+            "rounds": 200, "steps": 5, "lr": 0.01, "momentum": 0.5, "weights": "samples",
+            "reset_optimizer": False,
+        }
+    )  # fmt: skip
     return Federation(
         name,
         tree.clients(cut, size, seed),
