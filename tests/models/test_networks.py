@@ -16,6 +16,8 @@ SIZES = [  # network, shape, classes, parameters
     ("mlp", (1, 28, 28), 10, 199_210),  # McMahan et al. (2017), section 3: the 2NN
     ("lenet", (1, 32, 32), 10, 61_706),  # LeNet-5 with full connections
     ("small-cnn", (1, 16, 16), 10, 24_058),
+    ("unet", (3, 384, 384), 2, 7_763_074),  # FedFA, U-Net: 29.6 MB
+    ("unet-small", (1, 32, 32), 2, 121_042),
 ]
 
 
@@ -30,8 +32,10 @@ def test_number_of_parameters(name, shape, classes, count):
 @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 17, 21)])
 def test_contract_at_small_and_odd_shapes(name, shape):
     net = construct(name, shape, 7)
-    width = models.check(net, shape, 7)
-    assert net.head.in_features == width
+    if name.startswith("unet"):
+        assert net.head.in_channels == models.check(net, shape, 7, task="segmentation")
+    else:
+        assert net.head.in_features == models.check(net, shape, 7)
     assert len(net.stages) >= 2
 
 
