@@ -8,6 +8,7 @@ topped up from the next permutation, and a client smaller than a batch wraps aro
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -40,7 +41,7 @@ class Pool:
     def of(cls, parts: Sequence[Samples], device: torch.device, resident: bool = True) -> Pool:
         """Pool samples; `resident` puts them on the device, otherwise batches are carried there."""
         counts = tuple(len(p) for p in parts)
-        firsts = tuple(sum(counts[:i]) for i in range(len(counts)))
+        firsts = tuple(itertools.accumulate(counts[:-1], initial=0))
         if len(parts) == 1:
             x, y = parts[0].x, parts[0].y
         else:

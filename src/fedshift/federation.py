@@ -60,8 +60,9 @@ class Facts:
     """What a method may know of a federation: nothing that belongs to a client's data.
 
     `width` (of the features) and `stage_shapes` (shape of each stage's output for one sample) are
-    measured on the model; `clients` holds the names in their fixed order; `pipeline` is how raw
-    samples become the model's inputs.
+    measured on the model; `tensors` (of the built model, without content, on torch's "meta" device)
+    are known once `build` is done; `clients` holds the names in their fixed order; `pipeline` is
+    how raw samples become the model's inputs.
     """
 
     task: str
@@ -71,6 +72,7 @@ class Facts:
     width: int = 0
     stage_shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     pipeline: Pipeline = dataclasses.field(default_factory=Pipeline)
+    tensors: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     metric: str = ""
 
     def __post_init__(self) -> None:

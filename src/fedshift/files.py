@@ -123,7 +123,8 @@ def load_tensors(path: PathLike) -> tuple[Tree, dict[str, Any]]:
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
             head = (file.metadata() or {}).get("fedshift")
-            tree: Tree = {name: file.get_tensor(name) for name in sorted(file.keys())}
+            # Copies: in the file they are not aligned, on which fast kernels' rounding depends.
+            tree: Tree = {name: file.get_tensor(name).clone() for name in sorted(file.keys())}
     except OSError as error:
         raise _unreadable(path, error) from None
     except (SafetensorError, ValueError) as error:
@@ -158,6 +159,10 @@ def _checksum(tree: Tree) -> int:
 
 
 # ---------------------------------------------------------------------------- JSON
+
+
+_ENCODE = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
+_AS_IT_IS = frozenset((bool, int, str))
 
 
 def append_lines(path: PathLike, records: Iterable[Mapping[str, Any]]) -> None:
@@ -241,12 +246,12 @@ def read_json(path: PathLike) -> Any:
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(_plain(record), sort_keys=True, ensure_ascii=False) + "\n"
+    return _ENCODE(_plain(record)) + "\n"
 
 
 def _plain(value: Any) -> Any:
     """What JSON can hold: numbers of torch and numpy as Python's, NaN and infinities as None."""
-    if isinstance(value, bool | int | str) or value is None:
+    if value is None or type(value) in _AS_IT_IS:  # exactly: this is asked of every number written
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -256,6 +261,8 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, int | str):
+        return value
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     raise BadValue(f"cannot store a {type(value).__name__} as JSON: give numbers, text or lists")

@@ -6,6 +6,7 @@ report; where the server adds the noise, its methods must need no more than plai
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +17,7 @@ from fedshift.engines.flower.declared import Declared, Expected
 from fedshift.errors import BadRun, BadValue, CannotCombine
 from fedshift.method import overrides
 from fedshift.plan import Plan
-from fedshift.privacy import Looked
+from fedshift.sealed import Looked
 from fedshift.tree import under
 from fedshift.trip import Job, Result
 
@@ -94,12 +95,19 @@ def _rehearse_server(plan: Plan, server: Server, found: Expected, job: Job) -> N
         for n, like in found.tensors.items()
     }
     result = Result(clients, under("model", rows), under("extra", rows), found.kinds, [], {})
+    open_ = dataclasses.replace(plan, privacy=None)
+    shown, hidden = (_absorbs(p, server, result, job.stage.name) for p in (open_, plan))
+    if hidden is not None and (shown is None or isinstance(hidden, Looked)):
+        raise CannotCombine(f"'{plan.method.name}': {hidden}")
+
+
+def _absorbs(plan: Plan, server: Server, result: Result, stage: str) -> Exception | None:
+    """Why the server cannot take a result; zeros are no uploads that a method must understand."""
     try:
-        absorb(plan, server, result, dict.fromkeys(clients, 1), 0, 0, job.stage.name)
-    except Looked as error:
-        raise CannotCombine(f"'{plan.method.name}': {error}") from None
-    except Exception:
-        return  # zeros are no uploads that a method must understand
+        absorb(plan, server, result, dict.fromkeys(result.clients, 1), 0, 0, stage)
+    except Exception as error:
+        return error
+    return None
 
 
 _CENTRAL = (

@@ -191,7 +191,7 @@ def load(folder: str | os.PathLike[str], device: str = "auto") -> Trained:
             f"end it with: {files.resuming(folder)}"
         )
     where = device_of(device)
-    plan = plan_of(config, folder, where)
+    plan = plan_of(config, folder, where, trained=True)
     model, _ = _read(path, folder)
     _check(model, plan, path)
     kept = {}

@@ -41,7 +41,7 @@ def trip_of(run):
     while run.stages[run.progress.stage].name != "train":
         run._round(0.0)
     job = run._jobs(run.stages[run.progress.stage], run.progress)[0]
-    trip = run._engine._trips[job.place]
+    trip = run._engine.trip(job.place)
     return trip, trip.begin([replace(job, place=0)], job.steps)
 
 

@@ -15,9 +15,9 @@ from fedshift.engines import choice
 from fedshift.evaluate import logits
 from fedshift.federation import Client, Facts
 from fedshift.method import Ctx, Uploads
-from fedshift.methods.fedgenp import consistency
 from fedshift.models import Staged
 from fedshift.net import Net
+from fedshift.parts.generated import consistency
 from fedshift.parts.labels import draw_labels
 from fedshift.parts.latent_generator import BUFFERS, split
 from fedshift.parts.rows import rows_of

@@ -44,6 +44,20 @@ def test_means_are_of_normalised_samples_drawn_with_replacement():
     assert any(i == j for i, j in drawn)
 
 
+def test_labels_are_averaged_with_their_samples():
+    """Sample i holds i and is of class i mod 3: the means of one are samples with their labels."""
+    values = torch.arange(7, dtype=torch.float64)
+    data = view(values)
+    data.pool.y.copy_(torch.arange(7) % 3)
+    how = (torch.tensor(7), (1, 2), 3, KEY)
+    x, y = pseudo.labelled_means_of(data, *how, 40, 1, torch.float64)
+    sample = (2 * x[:, 0, 0] + 0.5).round().long()
+    assert torch.equal(y, torch.eye(3, dtype=torch.float64)[sample % 3])
+    x, y = pseudo.labelled_means_of(data, *how, 40, 4, torch.float64)
+    assert torch.equal(x, means(data, 7, 40, 4)), "drawn as without labels"
+    assert torch.allclose(y.sum(1), torch.ones(40).double()) and (4 * y % 1 == 0).all()
+
+
 def test_padding_is_never_drawn_and_chunks_do_not_matter():
     values = torch.arange(300, dtype=torch.float64)  # more than one chunk of the pass
     whole = means(view(values), 300, 7, 10)

@@ -46,7 +46,7 @@ def test_whose_server_looks_at_single_models(name):
     single = {"fedcm", "fedgenp", "fedlsi", "importance"}
     wire = seen(name)
     uses = {i.use for i in wire.select("up", of_model=True)}
-    if name in ("local", "centralized"):
+    if name in ("local", "centralized", "fedproto"):
         assert not uses
     else:
         assert uses == ({"individual"} if name in single else {"mean"})

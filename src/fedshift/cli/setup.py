@@ -47,13 +47,18 @@ def model(options: Options, found: Federation) -> ModelSpec:
     """What they train."""
     name = options.value("model") or recommended_model(found)
     stages = tuple(s.strip() for s in options.value("stages").split(",") if s.strip())
-    return ModelSpec.of(name, stages, options.value("head").strip())
+    head = options.value("head").strip()
+    return ModelSpec.of(name, stages, head, options.network, options.value("pretrained"))
 
 
 def machine(options: Options) -> dict[str, Any]:
-    """The arguments of a run that say where and how it is computed."""
+    """The arguments of a run that say where and how it is computed, and what is hidden in it."""
     names = ("engine", "chunk", "device", "dtype", "checkpoint_every")
-    return {"workers": options.setup.get("workers"), **{n: options.value(n) for n in names}}
+    return {
+        "workers": options.setup.get("workers"),
+        "privacy": options.full_privacy(),
+        **{n: options.value(n) for n in names},
+    }
 
 
 def out(options: Options, default: str) -> Path:

@@ -87,7 +87,7 @@ def folder(
     grey = all(h.grey for h in heads)
     names = tuple(sorted({e.label for e in entries}))
     weight = len(entries) * math.prod(target) * (1 if grey else 3)
-    reader = _Reader(names, target, grey, weight > cache.budget(memory), segments)
+    reader = Reader(names, target, grey, mapped=weight > cache.budget(memory), segments=segments)
     clients = []
     for client, splits in listing.items():
         parts = _with_splits(splits, root / client, shares, keys.fold(seed, "client", client))
@@ -126,14 +126,14 @@ def _numbered(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reader:
-    """Turns lists of files into samples."""
+class Reader:
+    """Turns lists of files into samples; where they are mapped, files decode once for all runs."""
 
     classes: tuple[str, ...]
     size: images.Size
     grey: bool
     mapped: bool
-    segments: bool
+    segments: bool = False
 
     def read(self, entries: list[Entry]) -> Samples:
         shape = (len(entries), 1 if self.grey else 3, *self.size)

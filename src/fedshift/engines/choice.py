@@ -70,7 +70,9 @@ def choose(
     if engine == "flower":
         _check_flower(plan, federation, rebuildable)
         return "flower", 1
-    reason = "" if engine == "loop" else _unstackable(plan)
+    # Trying costs several passes of the model, so it is done where the answer matters.
+    matters = engine == "stacked" or (engine == "auto" and plan.device.type == "cuda")
+    reason = _unstackable(plan) if matters else ""
     if engine == "stacked" and not reason:
         return "stacked", 1
     if reason and (engine == "stacked" or plan.device.type == "cuda"):

@@ -96,7 +96,7 @@ from fedshift.parts.confusion import CONFUSIONS
 from fedshift.parts.generators import Generator, ResidualNet
 from fedshift.parts.labels import cyclic
 from fedshift.parts.mmd import DISTANCES
-from fedshift.parts.noise import NOISES
+from fedshift.parts.noise import NOISES, perturbed
 from fedshift.parts.ramps import RAMPS
 
 if TYPE_CHECKING:
@@ -287,8 +287,7 @@ class FRAug(Method):
     def _embedding(self, stream: str, base: Tensor, y: Tensor, ctx: Ctx, net: Net) -> Tensor:
         """base + lambda residual; without RTNet, base + lambda (the generator's output - base)."""
         if not self._networks:
-            key = keys.fold_in(ctx.key, "perturb")
-            return base + self.spread * NOISES[self.augment](key, tuple(base.shape), base.dtype)
+            return perturbed(base, self.augment, self.spread, keys.fold_in(ctx.key, "perturb"))
         made = self._noise(ctx, stream, len(base))
         if GENERATOR in self._networks:
             made = net.call(GENERATOR, made, y)

@@ -33,11 +33,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedshift import keys
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Method
+from fedshift.parts.labels import one_hot
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Mixup(Method):
 
 def soft(y: Tensor, classes: int, like: Tensor) -> Tensor:
     """Labels as probabilities over classes, classes on the second axis."""
-    return y if y.is_floating_point() else F.one_hot(y, classes).movedim(-1, 1).to(like.dtype)
+    return y if y.is_floating_point() else one_hot(y, classes, like).movedim(-1, 1)
 
 
 def mix(x: Tensor, y: Tensor, lam: Tensor, partner: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,10 @@ class Staged(nn.Module):
     insert layers after stages, so whatever belongs together (convolution, norm, activation, pool)
     is one stage.
 
+    For files of pretrained weights (`models.initial`): `published` are patterns of the names
+    that others have given these tensors, each with what replaces it; `left_out` are patterns of
+    tensors in such files that have no place here; `fresh` are the submodules that a file may lack.
+
     >>> class Tiny(Staged):
     ...     def __init__(self) -> None:
     ...         super().__init__()
@@ -37,6 +41,9 @@ class Staged(nn.Module):
     """
 
     stages: tuple[str, ...] = ()
+    published: tuple[tuple[str, str], ...] = ()
+    left_out: tuple[str, ...] = ()
+    fresh: tuple[str, ...] = ("head",)
     head: nn.Module
 
     def features(self, x: Tensor) -> Tensor:

@@ -1,10 +1,9 @@
-"""Class labels to generate for: how often each occurs, draws among those that do, cycles."""
+"""Class labels: soft and hard, how often each occurs, draws among those that do, cycles."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedshift import keys
 from fedshift.method import Data
@@ -17,7 +16,20 @@ def one_hot(y: Tensor, classes: int, like: Tensor) -> Tensor:
     >>> one_hot(torch.tensor([1]), 3, torch.zeros(1))
     tensor([[0., 1., 0.]])
     """
-    return y if y.is_floating_point() else F.one_hot(y, classes).to(like.dtype)
+    if y.is_floating_point():
+        return y
+    # not torch's one_hot: it looks at the labels' values inside of a derivative under vmap
+    every = torch.arange(classes, device=y.device)
+    return (y.unsqueeze(-1) == every).to(like.dtype)
+
+
+def hard(y: Tensor) -> Tensor:
+    """Labels as whole numbers: of soft labels [B, classes], the one of the largest weight.
+
+    >>> hard(torch.tensor([[0.3, 0.7]]))
+    tensor([1])
+    """
+    return y.argmax(dim=1) if y.is_floating_point() else y
 
 
 def class_counts(data: Data, classes: int, like: Tensor) -> Tensor:
@@ -30,14 +42,14 @@ def class_counts(data: Data, classes: int, like: Tensor) -> Tensor:
     return data.fold(add, {"counts": like.new_zeros(classes)})["counts"]
 
 
-def draw_labels(key: Tensor, count: int, available: Tensor) -> Tensor:
-    """Labels [count], uniform over the classes whose entry of `available` [classes] is 1, not 0.
+def draw_labels(key: Tensor, count: int, weights: Tensor) -> Tensor:
+    """Labels [count], drawn in proportion to weights [classes], whole numbers that sum above 0.
 
     >>> draw_labels(keys.as_tensor(0), 4, torch.tensor([0.0, 1.0, 0.0]))
     tensor([1, 1, 1, 1])
     """
-    place = keys.uniform(key, (count,), torch.float64) * available.sum()
-    return (available.cumsum(dim=-1) <= place[..., None]).sum(dim=-1)
+    place = keys.uniform(key, (count,), torch.float64) * weights.sum()
+    return (weights.cumsum(dim=-1) <= place[..., None]).sum(dim=-1)
 
 
 def cyclic(batch: Tensor, rows: int, classes: int) -> Tensor:

@@ -1,10 +1,14 @@
 """Pseudo-data: means of several samples, which stand for data that must not be shown.
 
-A client makes means of its own samples (`means_of`), the server draws from what came (`collected`,
-`pooled`), or makes means of public data (`means_at`); `blended` mixes them with a client's batch.
+A client makes means of its own samples (`means_of`, `labelled_means_of`), the server draws from
+what came (`collected`, `pooled`), or makes means of public data (`means_at`); `blended` mixes them
+with a client's batch.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +17,7 @@ from fedshift import keys
 from fedshift.data.in_memory import inputs
 from fedshift.errors import BadData, BadModel
 from fedshift.method import Data, Uploads
+from fedshift.parts.labels import one_hot
 from fedshift.tree import Tree
 
 # whose data the means are of: of everybody's alike, or of clients drawn, alike or by their samples
@@ -73,20 +78,56 @@ def means_of(
         each: samples in a mean.
         dtype: of the result.
     """
+    flat = math.prod(shape)
+    total = _summed(data, samples, key, count, each, flat, dtype, lambda x, y: x.flatten(1))
+    return total.reshape(count, *shape) / each
+
+
+def labelled_means_of(
+    data: Data,
+    samples: Tensor,
+    shape: tuple[int, ...],
+    classes: int,
+    key: Tensor,
+    count: int,
+    each: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """The same, and the means of those samples' labels [count, classes]."""
+    flat = math.prod(shape)
+
+    def both(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x.flatten(1), one_hot(y, classes, x)], dim=1)
+
+    total = _summed(data, samples, key, count, each, flat + classes, dtype, both) / each
+    return total[:, :flat].reshape(count, *shape), total[:, flat:]
+
+
+def _summed(
+    data: Data,
+    samples: Tensor,
+    key: Tensor,
+    count: int,
+    each: int,
+    width: int,
+    dtype: torch.dtype,
+    rows: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Sums [count, width] of what `rows` makes of the samples that are drawn."""
     draws = _draw(key, samples, count, each)
 
     def add(acc: Tree, x: Tensor, y: Tensor, mask: Tensor) -> Tree:
         here = acc["at"] + torch.arange(len(x), device=x.device)
         times = (draws[..., None] == here).sum(dim=1).to(x.dtype)  # [count, B]
         with torch.autocast(x.device.type, enabled=False):  # a sum, not a layer of a network
-            total = times @ x.flatten(1)
+            total = times @ rows(x, y)
         return {"sum": acc["sum"] + total, "at": acc["at"] + len(x)}
 
     start = {
-        "sum": torch.zeros((count, *shape), dtype=dtype, device=key.device).flatten(1),
+        "sum": torch.zeros((count, width), dtype=dtype, device=key.device),
         "at": torch.zeros((), dtype=torch.int64, device=key.device),
     }
-    return data.fold(add, start)["sum"].reshape(count, *shape) / each
+    return data.fold(add, start)["sum"]
 
 
 def means_at(x: Tensor, key: Tensor, count: int, each: int, dtype: torch.dtype) -> Tensor:
