@@ -42,7 +42,10 @@ def test_a_run_says_dice_and_takes_the_recommended_network(capsys, trained):
 def test_a_method_that_cannot_is_refused_before_the_run(capsys, tmp_path):
     argv = ("run", "fraug", "--data", "shifted-digit-masks", *SMALL, "--out", "r")
     wrong = call(capsys, *argv).error
-    assert "'fraug' needs one label a sample" in wrong and "such as fedbn or fedfa" in wrong
+    assert (
+        "'fraug' learns classification, not segmentation" in wrong
+        and "such as fedbn or fedfa" in wrong
+    )
     assert not (tmp_path / "r").exists()
 
 

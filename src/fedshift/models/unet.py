@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from fedshift.models.contract import Staged, block, image
 
-
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "unet": ("U-Net of FedFA and HarmoFL, widths 32 to 512 (for segmentation).", {}),
     "unet-small": (
