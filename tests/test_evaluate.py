@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedshift import evaluate, task, tree
+from fedshift import evaluate, tree
 from fedshift.evaluate import Score, Summary, summary
 from fedshift.federation import Client, Federation, Samples
 from fedshift.method import Method, Scope
@@ -33,21 +33,7 @@ def test_a_score_by_view_and_split():
     assert found == [0.1, 0.2, 0.3, 0.4]
 
 
-# -- Dice ----------------------------------------------------------------------------------------
-
-
-def as_logits(guess: list[int], classes: int = 2) -> torch.Tensor:
-    """Logits of one row of pixels, [1, classes, 1, pixels]."""
-    return nn.functional.one_hot(torch.tensor(guess), classes).T.double()[None, :, None]
-
-
-def test_dice():
-    """Class 0 overlaps in 2 of 2 and 3 pixels (0.799998), class 1 in 1 of 2 and 1 (0.666664)."""
-    truth = torch.tensor([[[1, 0, 0, 0]]])
-    found = task.scores("segmentation", as_logits([1, 1, 0, 0]), truth)
-    assert found.tolist() == [pytest.approx(0.733331, abs=1e-6)]
-    perfect = task.scores("segmentation", as_logits([1, 0, 0, 0]), truth)
-    assert perfect.tolist() == [pytest.approx(1.0, abs=1e-5)]
+# -- pixels --------------------------------------------------------------------------------------
 
 
 class Pixels(nn.Module):
@@ -72,17 +58,22 @@ class Pixels(nn.Module):
         return x.flatten(1)
 
 
-def test_a_clients_segmentation_score_is_the_mean_over_its_images():
+@pytest.mark.parametrize(("metric", "first"), [("dice", 0.666664), ("dice-all", 0.733331)])
+@pytest.mark.parametrize("eval_batch", [512, 1])
+def test_a_clients_segmentation_score_is_the_mean_over_its_images(metric, first, eval_batch):
+    """The first image is that of `test_task`, the second is right."""
     x = torch.tensor([[[[1.0, 1.0, 0.0, 0.0]]], [[[1.0, 0.0, 0.0, 0.0]]]], dtype=torch.float64)
     y = torch.tensor([[[1, 0, 0, 0]], [[1, 0, 0, 0]]])
     s, none = Samples(x, y), Samples(x[:0], y[:0])
-    fed = Federation("pixels", (Client("a", s, none, s),), ("back", "front"), task="segmentation")
-    right = evaluate_with(Pixels().double(), fed)
-    assert right[0].test == pytest.approx((0.733331 + 1) / 2, abs=1e-5)
+    clients = (Client("a", s, none, s), Client("b", s, none, none))
+    fed = Federation("pixels", clients, ("back", "front"), task="segmentation", metric=metric)
+    right = evaluate_with(Pixels().double(), fed, eval_batch)
+    assert right[0].test == pytest.approx((first + 1) / 2, abs=1e-5)
+    assert right[1].test is None
     assert right[0].val is None, "there are no such data"
 
 
-def evaluate_with(model: nn.Module, fed: Federation) -> list[Score]:
+def evaluate_with(model: nn.Module, fed: Federation, eval_batch: int) -> list[Score]:
     """Scores of a model that the run's own check, made for classification, would not take."""
     from types import SimpleNamespace
 
@@ -94,7 +85,7 @@ def evaluate_with(model: nn.Module, fed: Federation) -> list[Score]:
         pipeline=fed.pipeline,
         device=torch.device("cpu"),
         dtype=torch.float64,
-        protocol=PROTOCOL,
+        protocol=PROTOCOL.replace(eval_batch=eval_batch),
         facts=fed.facts(),
         names=lambda *shares: (),
     )

@@ -7,9 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from fedshift.data.augment import Crop, Noise, Pipeline
 from fedshift.errors import BadData, UnknownName
-from fedshift.federation import Client, Federation, Samples
+from fedshift.federation import Federation, Samples
 from tests.toys import federation
 
 FED = federation((4, 6, 5))
@@ -83,12 +82,12 @@ def test_two_clients_of_one_name_and_none():
         dataclasses.replace(FED, clients=(), scored=())
 
 
-def test_pixels_do_not_move_under_their_labels():
-    x, y = torch.zeros(2, 1, 4, 4), torch.zeros(2, 4, 4, dtype=torch.int64)
-    client = Client("a", *(Samples(x, y) for _ in range(3)))
-    Federation("f", (client,), ("back",), Pipeline(augment=(Noise(0.1),)), task="segmentation")
-    with pytest.raises(BadData, match="learns segmentation, but Crop would move pixels"):
-        Federation("f", (client,), ("back",), Pipeline(augment=(Crop(1),)), task="segmentation")
+def test_a_task_has_its_metrics():
+    assert FED.metric == FED.facts().metric == "accuracy"
+    with pytest.raises(UnknownName, match="unknown metric of classification 'dice'"):
+        dataclasses.replace(FED, metric="dice")
+    with pytest.raises(UnknownName, match="unknown task 'segmenting': did you mean segmentation"):
+        dataclasses.replace(FED, task="segmenting", metric="")
 
 
 def test_pooled():

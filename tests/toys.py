@@ -9,6 +9,7 @@ from fedshift import keys
 from fedshift.data.augment import Pipeline
 from fedshift.federation import Client, Federation, Samples
 from fedshift.models import Staged
+from fedshift.models.unet import UNet
 
 CLASSES = 3
 
@@ -58,6 +59,36 @@ class ToyNet(Staged):
         )
         self.hidden = nn.Sequential(nn.Flatten(), nn.Dropout(dropout), nn.Linear(36, 8), nn.Tanh())
         self.head = nn.Linear(8, CLASSES)
+
+
+def patches(
+    sizes: tuple[int, ...] = (7, 4, 5), pipeline: Pipeline | None = None, metric: str = ""
+) -> Federation:
+    """Clients "a", "b", … whose pictures have a bright patch somewhere, which is to be found."""
+    clients = []
+    for k, n in enumerate(sizes):
+        name = chr(ord("a") + k)
+        parts = []
+        for split, m in (("train", n), ("val", 2), ("test", 3)):
+            x = keys.uniform(keys.as_tensor(keys.fold(1, name, split)), (m, 1, 8, 8), torch.float64)
+            y = torch.zeros(m, 8, 8, dtype=torch.uint8)
+            for i in range(m):
+                y[i, i % 4 : i % 4 + 3, i % 3 : i % 3 + 4] = 1
+            parts.append(Samples(0.3 * x + 0.3 * k + 0.7 * y[:, None], y))
+        clients.append(Client(name, *parts))
+    return Federation(
+        "patches",
+        tuple(clients),
+        ("back", "front"),
+        pipeline or Pipeline(),
+        task="segmentation",
+        metric=metric,
+    )
+
+
+def toy_unet(shape: tuple[int, ...], classes: int) -> UNet:
+    """The network for them."""
+    return UNet(shape, classes, width=4, levels=2)
 
 
 def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:

@@ -144,15 +144,14 @@ class Composed:
         >>> from fedshift.methods import make
         >>> make("fedprox+feddecorr").check_task("segmentation")
         Traceback (most recent call last):
-        fedshift.errors.BadValue: 'feddecorr' needs one label a sample and learns classification, \
-not segmentation: choose a method without it, such as fedbn or fedfa
+        fedshift.errors.BadValue: 'feddecorr' learns classification, not segmentation: choose a \
+method that does, such as fedbn or fedfa
         """
         for part in self.parts:
             if task not in part.tasks:
                 raise BadValue(
-                    f"'{part.name}' needs one label a sample and learns "
-                    f"{' and '.join(part.tasks)}, not {task}: choose a method without it, such as "
-                    "fedbn or fedfa"
+                    f"'{part.name}' learns {' and '.join(part.tasks)}, not {task}: choose a method "
+                    "that does, such as fedbn or fedfa"
                 )
 
     def has(self, hook: str) -> bool:

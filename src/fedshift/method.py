@@ -251,7 +251,8 @@ class Method:
     model its scores are of: "global" or "personal"), `example_model` (one that shows it at its
     best in a small test), `stackable` (False: runs in the loop engine only), `pooled` (trains on
     everybody's data at one place), `taps` (stages whose outputs its loss looks at; "*" for all),
-    `tasks` (what it can learn; a method that needs one label a sample leaves segmentation out),
+    `tasks` (what it can learn; a method that needs one label, or one vector of features, for each
+    sample leaves segmentation out),
     `scores_trained` (a client's personal score is that of its model as it left training),
     `content` (what its payloads and uploads are, by the beginning of their names: "statistics",
     "averaged data", …; what is not named counts as parameters).

@@ -73,6 +73,8 @@ def scores(metric: str, logits: Tensor, y: Tensor) -> Tensor:
     guess = logits.argmax(dim=1)
     if metric == "accuracy":
         return (guess == y).to(torch.float64)
+    if metric not in METRICS["segmentation"]:
+        raise UnknownName("metric", metric, [m for each in METRICS.values() for m in each])
     count = logits.shape[1]
     first = 0 if metric == "dice-all" else min(1, count - 1)
     return torch.stack([dice(guess == c, y == c) for c in range(first, count)]).mean(dim=0)

@@ -14,8 +14,10 @@ from fedshift.data.augment import (
     Crop,
     Flip,
     Grayscale,
+    Motion,
     Noise,
     Pipeline,
+    QuarterTurn,
     ResizedCrop,
     Rotate,
     operation,
@@ -27,6 +29,7 @@ EVERY = (
     ResizedCrop(0.4, 0.9),
     Flip(0.5),
     Rotate(40),
+    QuarterTurn(),
     ColorJitter(0.3, 0.3, 0.3, 0.2),
     Grayscale(0.5),
     Noise(0.1),
@@ -37,6 +40,11 @@ def batch(n=9, channels=3, height=6, width=8, dtype=torch.float64):
     return keys.uniform(keys.as_tensor(1), (n, channels, height, width), dtype)
 
 
+def fitting(op, n=9, dtype=torch.float64):
+    """Oblong images, where the operation takes them."""
+    return batch(n, width=6 if isinstance(op, QuarterTurn) else 8, dtype=dtype)
+
+
 def sample_keys(n=9):
     return keys.bits(keys.as_tensor(7), (n,))
 
@@ -44,7 +52,7 @@ def sample_keys(n=9):
 @pytest.mark.parametrize("op", EVERY, ids=lambda op: type(op).__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_sample_is_changed_alike_however_it_is_batched(op, dtype):
-    x, k = batch(dtype=dtype), sample_keys()
+    x, k = fitting(op, dtype=dtype), sample_keys()
     whole = op(x, k)
     alone = torch.cat([op(x[i : i + 1], k[i : i + 1]) for i in range(len(x))])
     order = torch.tensor([4, 2, 0, 8, 6, 1, 3, 5, 7])
@@ -56,7 +64,7 @@ def test_a_sample_is_changed_alike_however_it_is_batched(op, dtype):
 
 @pytest.mark.parametrize("op", EVERY, ids=lambda op: type(op).__name__)
 def test_argument_is_not_changed_and_other_keys_give_other_results(op):
-    x, k = batch(), sample_keys()
+    x, k = fitting(op), sample_keys()
     before = x.clone()
     first = op(x, k)
     assert torch.equal(x, before)
@@ -66,8 +74,8 @@ def test_argument_is_not_changed_and_other_keys_give_other_results(op):
 
 @pytest.mark.parametrize("op", EVERY, ids=lambda op: type(op).__name__)
 def test_operations_run_under_vmap(op):
-    x, k = batch(8), sample_keys(8)
-    mapped = torch.func.vmap(op)(x.reshape(2, 4, 3, 6, 8), k.reshape(2, 4))
+    x, k = fitting(op, 8), sample_keys(8)
+    mapped = torch.func.vmap(op)(x.reshape(2, 4, *x.shape[1:]), k.reshape(2, 4))
     torch.testing.assert_close(mapped.reshape(x.shape), op(x, k))
 
 
@@ -203,7 +211,7 @@ def test_pipeline_scales_and_normalises():
 
 
 def test_evaluation_does_not_augment():
-    x = batch()
+    x = batch(width=6)
     assert torch.equal(Pipeline(augment=EVERY)(x, None, torch.float64), x)
 
 
@@ -249,6 +257,7 @@ def test_unknown_names_offer_the_nearest():
     ("pipeline", "shape"),
     [
         (Pipeline(augment=(Crop(2),)), (10,)),
+        (Pipeline(augment=(QuarterTurn(),)), (1, 4, 5)),
         (Pipeline(augment=(Grayscale(0.5),)), (2, 4, 4)),
         (Pipeline(augment=(ColorJitter(hue=0.1),)), (4, 4, 4)),
         (Pipeline((0.5, 0.5, 0.5), (1, 1, 1)), (1, 4, 4)),
@@ -264,3 +273,58 @@ def test_samples_that_do_not_fit(pipeline, shape):
 def test_whole_numbers_are_not_guessed_at():
     with pytest.raises(BadData, match="int64"):
         Pipeline()(torch.zeros(2, 1, 2, 2, dtype=torch.int64))
+
+
+# -- labels of pixels ----------------------------------------------------------------------------
+
+MOTIONS = [op for op in EVERY if isinstance(op, Motion)]
+
+
+def blobs(n=60, size=24):
+    """Discs of class 1 and bars of class 2, away from the middle."""
+    at = torch.arange(size)
+    disc = (at[:, None] - 7) ** 2 + (at - 9) ** 2 < 25
+    bar = (at[:, None] > 14) & (at[:, None] < 20) & (at > 4)
+    return (disc.long() + 2 * bar.long()).expand(n, size, size)
+
+
+@pytest.mark.parametrize("op", MOTIONS, ids=lambda op: type(op).__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_labels_move_with_their_pixels(op, dtype):
+    """An image that holds the labels shows, moved, what the moved labels say, but for edges."""
+    y, k = blobs().to(torch.uint8), sample_keys(60)
+    pipeline = Pipeline(augment=(Noise(0.5), op))
+    moved = pipeline.labels(y, k, dtype)
+    assert moved.dtype == torch.uint8 and moved.shape == y.shape
+    assert set(moved.unique().tolist()) <= {0, 1, 2}, "no class between two others"
+    assert not torch.equal(moved, y)
+    plain = Pipeline(augment=(ColorJitter(), op))  # in the same place, so with the same keys
+    shown = torch.stack([plain((y == c).to(dtype)[:, None], k, dtype)[:, 0] for c in (1, 2)], 1)
+    agree = [(shown[:, c - 1] > 0.5) == (moved == c) for c in (1, 2)]
+    exact = isinstance(op, (Crop, Flip, QuarterTurn))
+    assert all(float(a.double().mean()) >= (1.0 if exact else 0.985) for a in agree)
+    assert torch.equal(pipeline.labels(y.long(), k, dtype), moved.long())
+
+
+def test_what_comes_from_outside_is_background():
+    y = torch.ones(40, 5, 5, dtype=torch.int64)
+    for op in (Crop(2), Rotate(45)):
+        moved = Pipeline(augment=(op,)).labels(y, sample_keys(40))
+        ones = torch.ones(40, 1, 5, 5, dtype=torch.float64)
+        black = Pipeline(augment=(op,))(ones, sample_keys(40), torch.float64)[:, 0] < 1e-9
+        assert bool((moved[black] == 0).all()) and 0 < float(moved.double().mean()) < 1
+
+
+def test_colours_and_noise_leave_labels_alone():
+    y, k = blobs(), sample_keys(60)
+    pipeline = Pipeline(augment=(ColorJitter(0.5, 0.5), Grayscale(1.0), Noise(1.0)))
+    assert pipeline.labels(y, k) is y
+
+
+def test_quarter_turns_are_all_four_and_alike_often():
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).expand(2000, 1, 2, 2)
+    first = QuarterTurn()(x, sample_keys(2000))[:, 0].flatten(1)
+    turned, counts = first.unique(dim=0, return_counts=True)
+    by_hand = {(1, 2, 3, 4), (2, 4, 1, 3), (4, 3, 2, 1), (3, 1, 4, 2)}
+    assert {tuple(int(v) for v in row) for row in turned} == by_hand
+    assert int(counts.min()) > 420  # 500 expected, standard deviation 19

@@ -62,16 +62,20 @@ def test_channels(shape, expected):
 
 def test_masks_as_labels():
     masks = (X > 50).astype(np.int64)
-    fed = data.arrays({"a": (X, masks)}, task="segmentation", metric="dice")
+    fed = data.arrays({"a": (X, masks)})
     assert fed["a"].train.y.shape == (12, 6, 5)
+    assert (fed.task, fed.metric, fed.classes) == ("segmentation", "dice", ("0", "1"))
+    assert data.arrays({"a": (X, masks)}, metric="dice-all").metric == "dice-all"
+    small = data.arrays({"a": (X, masks.astype(np.uint8))})
+    assert small["a"].train.y.dtype == torch.uint8, "labels of pixels are many"
+    assert torch.equal(small["a"].train.y.long(), fed["a"].train.y)
 
 
-def test_masks_do_not_move_along_so_pixels_may_not_either():
-    from fedshift.data.augment import Crop
-
-    pipeline = data.Pipeline(augment=(Crop(1),))
-    with pytest.raises(BadData, match="Crop"):
-        data.arrays({"a": (X, (X > 50).astype(int))}, task="segmentation", pipeline=pipeline)
+def test_masks_must_be_of_the_size_of_their_images():
+    with pytest.raises(BadData, match=r"labels of shape \[12, 6, 4\], not \[12, 6, 5\]"):
+        data.arrays({"a": (X, np.zeros((20, 6, 4), np.int64))})
+    with pytest.raises(UnknownName, match="metric of segmentation 'accuracy'"):
+        data.arrays({"a": (X, (X > 50).astype(int))}, metric="accuracy")
 
 
 @pytest.mark.parametrize("mark", ["/", "__", "."])

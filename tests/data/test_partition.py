@@ -139,9 +139,11 @@ def test_split_of_pixel_labels_and_of_a_single_sample():
 
 
 def test_deal_makes_a_federation():
-    fed = partition.deal("toy", pool(), partition.evenly(pool().y, 12), metric="hits")
+    fed = partition.deal(
+        "toy", pool(), partition.evenly(pool().y, 12), recommended={"model": "mlp"}
+    )
     assert fed.names[0] == "client-00" and fed.names[-1] == "client-11"
-    assert fed.classes == ("0", "1", "2", "3") and fed.metric == "hits"
+    assert fed.classes == ("0", "1", "2", "3") and fed.recommended["model"] == "mlp"
     every = [getattr(c, s).x[:, 0, 0, 0] for c in fed.clients for s in ("train", "val", "test")]
     assert torch.equal(torch.cat(every).sort().values, torch.arange(200.0))
     with pytest.raises(BadData, match="'b' of 'toy'"):

@@ -8,8 +8,10 @@ import torch
 import fedshift as fs
 from fedshift.run import Run
 from tests.methods.test_battery import COMPOSITIONS, PROTOCOL, make, state
+from tests.methods.test_segmentation import MOVING
+from tests.methods.test_segmentation import PROTOCOL as GENTLE
 from tests.test_trip import Collector, MinMax, Noisy, Sam
-from tests.toys import ToyNet, federation, largest_difference
+from tests.toys import ToyNet, federation, largest_difference, patches, toy_unet
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -61,6 +63,17 @@ def test_changing_cohorts_rates_and_chunks():
         for chunk in (0, 1):
             graphs = play(method, "stacked", "cuda", how, chunk=chunk)
             assert largest_difference(state(cpu), on_cpu(state(graphs))) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["fedbn", "fedfa"])
+def test_labels_of_pixels_move_in_graphs_too(name):
+    fed = patches(pipeline=MOVING)
+    cpu, graphs = (
+        Run(fed, make(name), GENTLE, toy_unet, dtype="float64", engine=e, device=d).play()
+        for e, d in (("loop", "cpu"), ("stacked", "cuda"))
+    )
+    assert graphs.engine_name == "stacked"
+    assert largest_difference(state(cpu), on_cpu(state(graphs))) < 1e-9
 
 
 def test_auto_stacks_on_a_gpu():

@@ -77,6 +77,7 @@ class DANN(Method):
         "Ganin et al., Domain-Adversarial Training of Neural Networks, JMLR 2016; with clients for "
         "domains, Guo et al., FedBR, ICML 2023"
     )
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
 
     lam: float = hp(0.01, "weight of fooling the discriminator (lambda)", low=0, off=0.0)
     form: str = hp(

@@ -79,6 +79,7 @@ class FAug(Method):
         "Jeong et al., Communication-Efficient On-Device Machine Learning: Federated Distillation "
         "and Augmentation under Non-IID Private Data, 2018"
     )
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     content: ClassVar[dict[str, str]] = {
         "seeds": "raw data",
         "there": "statistics",

@@ -142,13 +142,13 @@ class Members(nn.Module):
 
 
 def together(logits: Tensor, weights: Tensor, vote: str) -> Tensor:
-    """What models with weights [K] say together: logits [K, B, C] to [B, C].
+    """What models with weights [K] say together: logits [K, B, C, ...] to [B, C, ...].
 
     >>> three = torch.tensor([[[9.0, 0, 0]], [[0, 3.0, 0]], [[0, 3.0, 0]]])
     >>> [together(three, torch.ones(3) / 3, vote).argmax().item() for vote in VOTES]
     [0, 1]
     """
-    weights = weights.to(logits.dtype)[:, None, None]
+    weights = weights.to(logits.dtype).reshape(-1, *[1] * (logits.dim() - 1))
     if vote == "logits":
         return (weights * logits).sum(dim=0)
     return torch.logsumexp(weights.log() + logits.log_softmax(dim=2), dim=0)

@@ -25,8 +25,9 @@ evaluation the layers do nothing.
 
 Layers go behind all stages that give maps [B, C, H, W] or tokens [B, T, C] (`layers="maps"`). A
 stage of vectors [B, D] has no spread: named explicitly, it gets noise on its values, by the means'
-formula. In a U-Net name the stages that hold the encoder's pools and the bottleneck, none of the
-decoder. A network without maps or tokens (a perceptron) is refused, unless stages are named.
+formula. The stages of `unet` are the encoder's pools and the bottleneck, none of the decoder; name
+such in a U-Net of your own. A network without maps or tokens (a perceptron) is refused, unless
+stages are named.
 
 ## When to use it
 

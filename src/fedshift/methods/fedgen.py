@@ -89,6 +89,7 @@ class FedGen(Method):
         "Zhu et al., Data-Free Knowledge Distillation for Heterogeneous Federated Learning, "
         "ICML 2021"
     )
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     content: ClassVar[dict[str, str]] = {"counts": "statistics", "available": "statistics"}
 
     alpha: float = hp(

@@ -76,6 +76,7 @@ class FedMix(Method):
         "Yoon et al., FedMix: Approximation of Mixup under Mean Augmented Federated Learning, "
         "ICLR 2021"
     )
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     content: ClassVar[dict[str, str]] = {"pool": "averaged data", "means": "averaged data"}
 
     lam: float = hp(0.1, "share of the pool in a mixture (lambda)", low=0, high=1, off=0.0)

@@ -73,6 +73,7 @@ class FedProto(Method):
     paper: ClassVar[str] = (
         "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"
     )
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     view: ClassVar[str] = "personal"
     content: ClassVar[dict[str, str]] = {"total": "statistics", "count": "statistics"}
 

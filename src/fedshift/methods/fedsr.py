@@ -75,6 +75,7 @@ class FedSR(Method):
         "Nguyen et al., FedSR: A Simple and Effective Domain Generalization Method for Federated "
         "Learning, NeurIPS 2022"
     )
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
 
     l2r: float = hp(0.01, "weight of the representation's length (alpha_L2R)", low=0)
     cmi: float = hp(5e-4, "weight of the distance from the reference (alpha_CMI)", low=0)

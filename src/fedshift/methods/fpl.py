@@ -81,6 +81,7 @@ class FPL(Method):
     paper: ClassVar[str] = (
         "Huang et al., Rethinking Federated Learning with Domain Shift: A Prototype View, CVPR 2023"
     )
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     content: ClassVar[dict[str, str]] = dict.fromkeys((*_HELD, *_SENT), "statistics")
 
     contrast: float = hp(1.0, "weight of the contrast with cluster prototypes", low=0, off=0.0)

@@ -72,6 +72,7 @@ class Moon(Method):
 
     name: ClassVar[str] = "moon"
     paper: ClassVar[str] = "Li et al., Model-Contrastive Federated Learning, CVPR 2021"
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
 
     mu: float = hp(1.0, "weight of the contrast (mu)", low=0, off=0.0)
     tau: float = hp(0.5, "temperature (tau)", low=1e-3)

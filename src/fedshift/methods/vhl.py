@@ -77,6 +77,7 @@ class VHL(Method):
         "Tang et al., Virtual Homogeneity Learning: Defending against Data Heterogeneity in "
         "Federated Learning, ICML 2022"
     )
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
 
     alpha: float = hp(1.0, "weight of telling virtual classes (alpha)", low=0, off=0.0)
     align: float = hp(1.0, "weight of drawing real classes to virtual ones", low=0, off=0.0)

@@ -1,12 +1,22 @@
-"""U-Net of FedFA and HarmoFL: labels for every pixel, widths 32 to 512 (for segmentation)."""
+"""U-Nets, which label every pixel: that of FedFA and HarmoFL, and a small one."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedshift.models.contract import Staged, block, image
+
+NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "unet": ("U-Net of FedFA and HarmoFL, widths 32 to 512 (for segmentation).", {}),
+    "unet-small": (
+        "U-Net of three levels, widths 8 to 64, for small images (for segmentation).",
+        {"width": 8, "levels": 3},
+    ),
+}
 
 
 class UNet(Staged):
@@ -22,19 +32,13 @@ class UNet(Staged):
         classes: outputs for each pixel.
         width: channels of the first level.
         levels: pools on the way down.
-        name: how messages call the network.
     """
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        classes: int,
-        width: int = 32,
-        levels: int = 4,
-        name: str = "unet",
+        self, shape: tuple[int, ...], classes: int, width: int = 32, levels: int = 4
     ) -> None:
         super().__init__()
-        channels, _, _ = image(shape, name, least=2**levels)
+        channels, _, _ = image(shape, "unet", least=2**levels)
         self.levels = levels
         widths = [width * 2**k for k in range(levels + 1)]
         for k, (inputs, outputs) in enumerate(zip([channels, *widths], widths[:-1]), start=1):
@@ -79,10 +83,10 @@ def _filled(x: Tensor, like: Tensor) -> Tensor:
     return F.pad(x, (0, right, 0, down)) if down or right else x
 
 
-def network(shape: tuple[int, ...], classes: int) -> UNet:
+def network(shape: tuple[int, ...], classes: int, width: int = 32, levels: int = 4) -> UNet:
     """The network for images of a shape.
 
     >>> sum(p.numel() for p in network((3, 384, 384), 2).parameters())
     7763074
     """
-    return UNet(shape, classes)
+    return UNet(shape, classes, width, levels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from fedshift import keys
+from fedshift.data.augment import Flip, QuarterTurn
 from fedshift.data.in_memory import channels_first, read_npz
 from fedshift.data.sets import cutting, once, pixels, place, reading
 from fedshift.errors import BadData
@@ -30,7 +32,8 @@ def federation(name: str, seed: int = 0, ratio: float = 0.6) -> Federation:
 
     As in FedFA, slices are shuffled within a site: the last fifth is for testing, the one before
     for validation, and from the front comes the training share, at least 32. Slices of one patient
-    are thus in all splits.
+    are thus in all splits. Training turns slices by quarters and mirrors them; Dice counts the
+    background, too.
 
     Args:
         name: of the federation.
@@ -50,10 +53,11 @@ def federation(name: str, seed: int = 0, ratio: float = 0.6) -> Federation:
         name,
         tuple(clients),
         ("background", "prostate"),
-        pixels.BYTES,
+        dataclasses.replace(pixels.BYTES, augment=(QuarterTurn(), Flip())),
         task="segmentation",
-        metric="dice",
+        metric="dice-all",
         recommended={
+            "model": "unet",
             "rounds": 500, "batch": 16, "lr": 1e-4, "optimizer": "adam", "weight_decay": 1e-4,
             "reset_optimizer": False,
         },
