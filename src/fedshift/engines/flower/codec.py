@@ -118,9 +118,7 @@ def head_of(packet: Packet) -> dict[str, Any]:
     return head
 
 
-def check_answer(
-    head: Mapping[str, Any], kind: str, site: str, asked: Mapping[str, Any]
-) -> None:
+def check_answer(head: Mapping[str, Any], kind: str, site: str, asked: Mapping[str, Any]) -> None:
     """Refuse what is no answer of a site to a question of this kind."""
     if head.get("kind") == "failed":
         raise Rejected(f"the site failed: {short(head.get('why', ''), 300)}")

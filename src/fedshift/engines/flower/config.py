@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift import files
+from fedshift.engines.flower.secagg.terms import secure_of
 from fedshift.errors import BadData, BadValue, UnknownName
 from fedshift.federation import Federation
 
@@ -38,6 +39,7 @@ class SiteConfig:
         device: where it computes.
         ca: the certificate that the server's is checked with ("": no TLS, on loopback alone).
         key: the site's private key.
+        require_secure: what the site uploads must be summed under masks (secure aggregation).
         home: the folder that the paths are relative to.
     """
 
@@ -49,6 +51,7 @@ class SiteConfig:
     device: str = "auto"
     ca: str = ""
     key: str = ""
+    require_secure: bool = False
     home: Path = Path()
 
     @classmethod
@@ -101,6 +104,7 @@ class Deployment:
         wait: how long to wait for sites to connect, in seconds.
         ca, certificate, key: of TLS ("": none, on loopback alone).
         keys: the folder with each site's public key, SITE.pub.
+        secure: the table of secure aggregation (see `secagg.terms`; empty: none).
         home: the folder that the paths are relative to.
     """
 
@@ -124,6 +128,7 @@ class Deployment:
     certificate: str = ""
     key: str = ""
     keys: str = ""
+    secure: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     home: Path = Path()
 
     @classmethod
@@ -149,6 +154,11 @@ class Deployment:
                 "fedshift certs)"
             )
         check_tls(found.address, bool(found.ca), f"address in {path}")
+        if not isinstance(found.secure, Mapping):
+            raise BadValue(
+                f"secure in {path} is no table: write [secure] and below it name = value"
+            )
+        secure_of(found.secure, str(path))
         return found
 
     def path(self, name: str) -> Path:
@@ -197,15 +207,17 @@ def _known(path: Path, table: Mapping[str, Any], kind: Any) -> dict[str, Any]:
         if name not in fields:
             raise UnknownName(f"entry in {path}", name, fields)
         default = fields[name].default
-        number = isinstance(default, (int, float))
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if number != fits or (isinstance(default, str) and not isinstance(value, str)):
+        if _kind(default) != _kind(value) or (
+            isinstance(default, str) and not isinstance(value, str)
+        ):
             raise BadValue(f"{name} in {path} is {value!r}: give {_kind(default)}")
     return found
 
 
-def _kind(default: Any) -> str:
-    return "a number" if isinstance(default, (int, float)) else "text, a list or a table"
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    return "a number" if isinstance(value, (int, float)) else "text, a list or a table"
 
 
 def _words(value: Any) -> bool:

@@ -293,7 +293,9 @@ class Remote:
             )
         self._known.setdefault(job.client, samples)
         score = _score(job.client, head.get("scores")) if asked["score"] else None
-        likes = wanted.tensors if whole is None else pick(wanted.tensors, whole.clear)
+        likes = wanted.tensors
+        if whole is not None:
+            likes = {n: likes[n] for n in whole.clear}
         return _Answer(
             samples=samples,
             tensors=codec.decode(packet, likes).tensors,

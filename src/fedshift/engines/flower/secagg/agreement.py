@@ -88,7 +88,7 @@ def split(secret: bytes, least: int, count: int) -> list[bytes]:
     """
     from Crypto.Protocol.SecretSharing import Shamir
 
-    halves = [Shamir.split(least, count, secret[at : at + _HALF]) for at in (0, _HALF)]
+    halves = [Shamir.split(least, count, secret[at : at + _HALF], False) for at in (0, _HALF)]
     return [first[1] + second[1] for first, second in zip(*halves, strict=True)]
 
 
@@ -101,6 +101,6 @@ def join(shares: Mapping[int, bytes], least: int) -> bytes:
     from Crypto.Protocol.SecretSharing import Shamir
 
     some = sorted(shares.items())[:least]
-    first = Shamir.combine([(k, s[:_HALF]) for k, s in some])
-    second = Shamir.combine([(k, s[_HALF:]) for k, s in some])
+    first = Shamir.combine([(k, s[:_HALF]) for k, s in some], False)
+    second = Shamir.combine([(k, s[_HALF:]) for k, s in some], False)
     return bytes(first + second)

@@ -1,4 +1,4 @@
-"""Methods that need more than sums of uploads are refused before a run begins, naming what it is."""
+"""Methods that need more than sums of uploads are refused before a run begins, and told why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from fedshift.aggregate import Server, absorb
 from fedshift.engines.flower.codec import Like
 from fedshift.engines.flower.declared import Declared, Expected
-from fedshift.engines.flower.secagg.layout import Layout, layout
+from fedshift.engines.flower.secagg.layout import SUMS, Layout, layout
 from fedshift.engines.flower.secagg.summed import HIDDEN, Hidden, summed
 from fedshift.errors import BadRun, CannotCombine
 from fedshift.method import overrides
@@ -30,10 +30,7 @@ def check(plan: Plan, declared: Declared, server: Server, jobs: Sequence[Job]) -
     for part in plan.method.parts:
         for hook, deed in _RULES.items():
             if overrides(part, hook):
-                raise CannotCombine(
-                    f"'{part.name}' {deed}, and secure aggregation gives sums alone: take another "
-                    "method, or leave it off"
-                )
+                raise CannotCombine(f"'{part.name}' {deed}, and {SUMS}")
     for k, job in enumerate(jobs):
         try:
             found = declared.expected(job, [])
@@ -63,9 +60,7 @@ def _rehearse(plan: Plan, server: Server, found: Expected, whole: Layout, job: J
         up = under("model", dict(rows)), under("extra", dict(rows))
         result = Result(clients, *up, dict(found.kinds), [], {})
         try:
-            after = absorb(
-                alike, server, result, dict.fromkeys(clients, 1), 0, 0, job.stage.name
-            )
+            after = absorb(alike, server, result, dict.fromkeys(clients, 1), 0, 0, job.stage.name)
         except Exception as error:
             return error
         held = [t for s in after.methods.values() for t in s.tensors.values()]
@@ -75,7 +70,7 @@ def _rehearse(plan: Plan, server: Server, found: Expected, whole: Layout, job: J
 
     fails = outcome(hidden)
     if fails is not None and (isinstance(fails, Hidden) or outcome(dense) is None):
-        raise CannotCombine(f"'{plan.method.name}': {fails if isinstance(fails, Hidden) else HIDDEN}")
+        raise CannotCombine(f"'{plan.method.name}': {HIDDEN}")
 
 
 def _rows(likes: Mapping[str, Like], server: Server, count: int, device: torch.device) -> Tree:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedshift.engines.flower.codec import Like, Rejected
 from fedshift.engines.flower.secagg.ring import Numbers
-from fedshift.engines.flower.secagg.summed import HIDDEN, Hidden, Summed, summed
+from fedshift.engines.flower.secagg.summed import Hidden, Summed, summed
 from fedshift.engines.flower.secagg.terms import Secure
 from fedshift.errors import CannotCombine
 from fedshift.plan import Plan
@@ -66,9 +66,7 @@ class Layout:
     @property
     def digest(self) -> str:
         """What the server and a site compare."""
-        rows = [
-            [e.name, str(e.like.dtype), e.like.shape, e.weighed, e.moved] for e in self.entries
-        ]
+        rows = [[e.name, str(e.like.dtype), e.like.shape, e.weighed, e.moved] for e in self.entries]
         return hashlib.sha256(json.dumps([rows, self.clear]).encode()).hexdigest()
 
     # -- a site's half -------------------------------------------------------------------------
@@ -133,12 +131,15 @@ def layout(plan: Plan, likes: Mapping[str, Like], kinds: Mapping[str, str]) -> L
         else:
             raise CannotCombine(
                 f"'{rest}' of the model holds whole numbers, of which the server takes the "
-                f"largest; {_SUMS}"
+                f"largest; {SUMS}"
             )
     return Layout(tuple(entries), tuple(clear))
 
 
-_SUMS = "secure aggregation gives sums alone: take another method, or leave it off"
+SUMS = (
+    "secure aggregation gives sums alone: take another method, or a setting of it that needs no "
+    "more, or leave it off"
+)
 
 
 def _weighed(plan: Plan, name: str, kind: str, like: Like) -> bool:
@@ -146,10 +147,12 @@ def _weighed(plan: Plan, name: str, kind: str, like: Like) -> bool:
     owner = name.partition("/")[0]
     if kind == "individual":
         raise CannotCombine(
-            f"'{owner}' uploads '{name}' for the server to look at one by one, and {_SUMS}"
+            f"'{owner}' uploads '{name}' for the server to look at one by one, and {SUMS}"
         )
     if like.dtype == torch.bool or (kind == "mean" and not like.dtype.is_floating_point):
-        raise CannotCombine(f"'{owner}' uploads '{name}', which is no number to be averaged: {_SUMS}")
+        raise CannotCombine(
+            f"'{owner}' uploads '{name}', which are no numbers to be averaged, and {SUMS}"
+        )
     for weights in ([1, 2], [1, 1]):
         rows = summed(torch.zeros(()).expand(like.shape), weights, like.dtype)
         shares = torch.tensor(weights, dtype=torch.float64) / sum(weights)
@@ -158,7 +161,7 @@ def _weighed(plan: Plan, name: str, kind: str, like: Like) -> bool:
         except Hidden:
             continue
         return kind == "mean" if own is None else weights == [1, 2]
-    raise CannotCombine(f"'{owner}' combines '{name}' by a rule of its own: {HIDDEN}")
+    raise CannotCombine(f"'{owner}' combines '{name}' by a rule of its own, and {SUMS}")
 
 
 def _whole(entry: Entry, tensor: Tensor, received: Tree, secure: Secure) -> Numbers:

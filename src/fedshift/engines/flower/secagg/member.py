@@ -111,9 +111,7 @@ class Member:
             key = self._seal_key(context, now, members, self._name, name)
             about = context.purpose("shares", self._name, name)
             sealed[name] = agreement.seal(key, b"".join(both), about).hex()
-        self._save(
-            now | {"step": "shared", "seed": seed.hex(), "members": members, "own": own}
-        )
+        self._save(now | {"step": "shared", "seed": seed.hex(), "members": members, "own": own})
         return Message({"kind": "share", "sealed": sealed})
 
     def mask(self, head: Mapping[str, Any]) -> Message:

@@ -6,12 +6,14 @@ the key stream of AES-256 in counter mode under a seed that is used for nothing 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-Vector = NDArray[np.unsignedinteger]  # type: ignore[type-arg]
+Vector = NDArray[Any]
 Numbers = NDArray[np.int64]
-_DTYPES = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
+_DTYPES: dict[int, Any] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
 _PIECE = 1 << 20  # elements masked at a time
 ZERO = bytes(16)  # where a seed's counter begins
 
@@ -22,7 +24,8 @@ def into(numbers: Numbers, width: int) -> Vector:
     >>> into(np.array([1, -1]), 32)
     array([         1, 4294967295], dtype=uint32)
     """
-    return numbers.astype(np.int64).view(np.uint64).astype(_DTYPES[width])
+    elements: Vector = numbers.astype(np.int64).view(np.uint64).astype(_DTYPES[width])
+    return elements
 
 
 def out_of(vector: Vector) -> Numbers:

@@ -7,7 +7,7 @@ them is refused, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -133,7 +133,7 @@ def _empty_like(rows: Summed, device: Any = None) -> Tensor | None:
     return torch.empty(rows.shape, dtype=rows.dtype, device="meta") if device == "meta" else None
 
 
-_RULES = {
+_RULES: dict[Any, Callable[..., Any]] = {
     torch.empty_like: _empty_like,
     Tensor.sum: _sum,
     Tensor.mean: _mean,

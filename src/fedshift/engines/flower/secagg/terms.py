@@ -1,4 +1,4 @@
-"""How sums are taken: the range and the bits of a number, the ring, and how many sites must be left.
+"""How sums are taken: range and bits of a number, the ring, and how many sites must be left.
 
 A number x becomes the whole number round(x / step), is multiplied by its site's weight, and sums
 live in the ring of 2^32 or 2^64 elements, whichever is the least in which no sum can wrap. A mean
@@ -73,11 +73,13 @@ class Secure:
         (32, 64)
         """
         for width in (32, 64):
-            if weight * self.largest < 1 << (width - 2):  # a bit is left to see what is out of range
+            if weight * self.largest < 1 << (
+                width - 2
+            ):  # a bit is left: falsehoods are out of range
                 return width
         raise BadRun(
             f"sums of weight {weight} need more than 64 bits with {self.bits} for each number: "
-            "lower bits, or weigh sites alike (weights = \"uniform\")"
+            'lower bits, or weigh sites alike (weights = "uniform")'
         )
 
 
