@@ -61,8 +61,8 @@ class Secure:
         least = math.floor(self.threshold * asked + 1e-9) + 1
         if asked < 2 or least > asked:
             raise BadRun(
-                f"{asked} sites are asked in a round, too few for secure aggregation: let two or "
-                "more take part"
+                f"in a round of {asked} site{'s' * (asked != 1)} no sum hides it: let two or more "
+                "take part, or leave secure aggregation off"
             )
         return least
 
