@@ -26,8 +26,8 @@ def killed(field: Field):
     os.environ["PYTHONPATH"] = PATH
     (field.folder / "c").mkdir()
     files.write_json(field.folder / "c" / "faults.json", {str(KILLED): "stop-mask"})
-    field.node("a", require_secure=True)
-    field.node("b", require_secure=True)
+    field.node("a", require_secure=True, peers=str(field.certs))
+    field.node("b", require_secure=True, peers=str(field.certs))
     node = field.node("c", "tests.deploy.rogue")
     path = field.deployment(
         "secure",

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift import files
+from fedshift.engines.flower.secagg.identity import Identity
 from fedshift.engines.flower.secagg.terms import secure_of
 from fedshift.errors import BadData, BadValue, UnknownName
 from fedshift.federation import Federation
@@ -40,6 +41,8 @@ class SiteConfig:
         ca: the certificate that the server's is checked with ("": no TLS, on loopback alone).
         key: the site's private key.
         require_secure: what the site uploads must be summed under masks (secure aggregation).
+        peers: the folder with the other sites' public keys, SITE.pub, for secure aggregation ("":
+            the server is trusted to name them).
         home: the folder that the paths are relative to.
     """
 
@@ -52,6 +55,7 @@ class SiteConfig:
     ca: str = ""
     key: str = ""
     require_secure: bool = False
+    peers: str = ""
     home: Path = Path()
 
     @classmethod
@@ -66,11 +70,18 @@ class SiteConfig:
         table["allow"] = None if allow is None else tuple(allow)
         found = cls(**table, home=path.resolve().parent)
         check_tls(found.server, bool(found.ca), f"server in {path}")
+        if found.peers and not found.path(found.peers).is_dir():
+            raise BadValue(f"peers in {path} is no folder: put each site's public key there")
         return found
 
     def path(self, name: str) -> Path:
         """A path of the file."""
         return (self.home / Path(name).expanduser()).resolve()
+
+    @property
+    def identity(self) -> Identity:
+        """Who the site is to the other sites."""
+        return Identity(*(self.path(n) if n else None for n in (self.key, self.peers)))
 
     def federation(self) -> Federation:
         """The federation that the site's data are in."""

@@ -45,6 +45,7 @@ def site(node: Mapping[str, Any]) -> Site:
         told.allow,
         told.device,
         told.require_secure,
+        told.identity,
     )
 
 

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from fedshift._version import __version__
 from fedshift.engines.choice import device_of
 from fedshift.engines.flower import codec, policy
 from fedshift.engines.flower.codec import ECHO, Like, Message, Packet, Rejected
+from fedshift.engines.flower.secagg.identity import Identity
 from fedshift.engines.flower.secagg.layout import layout
-from fedshift.engines.flower.secagg.member import Member
+from fedshift.engines.flower.secagg.member import NOBODY, Member
 from fedshift.engines.flower.secagg.terms import Secure
 from fedshift.engines.flower.shelf import Shelf
 from fedshift.engines.loop import Loop
@@ -35,7 +37,7 @@ from fedshift.method import Stage, State
 from fedshift.plan import Plan
 from fedshift.resume import plan_of
 from fedshift.run import full_precision, local_work
-from fedshift.tree import Tree, pick, under, with_prefix
+from fedshift.tree import Tree, digest, pick, under, with_prefix
 from fedshift.trip import Job
 
 
@@ -59,6 +61,7 @@ class Site:
         allow: the kinds of content that may leave (None: all).
         device: where it computes.
         require_secure: what it uploads must be summed under masks.
+        identity: its own key and the other sites', for secure aggregation.
     """
 
     def __init__(
@@ -69,7 +72,9 @@ class Site:
         allow: Sequence[str] | None = None,
         device: str = "cpu",
         require_secure: bool = False,
+        identity: Identity = NOBODY,
     ) -> None:
+        self._identity = identity
         self._require_secure = require_secure
         self.name = name
         self.state = state
@@ -106,8 +111,7 @@ class Site:
                 return self._final(whole, head, model, shelf)
             return self._trip(whole, head, model, message.tensors, shelf)
         if kind in ("share", "mask", "unmask"):
-            member = Member(self.name, Shelf(self.state, head["run"]).folder)
-            step: Message = getattr(member, kind)(head)
+            step: Message = getattr(self._member(Shelf(self.state, head["run"])), kind)(head)
             return step
         raise Rejected(f"the server asks for '{kind}', which this version does not know")
 
@@ -237,6 +241,9 @@ class Site:
         told = {"losses": losses, "seconds": result.seconds[0]}
         return result.kept[0], up, result.kinds, told
 
+    def _member(self, shelf: Shelf) -> Member:
+        return Member(self.name, shelf.folder, self._identity)
+
     def _check_secure(self, secure: Secure | None) -> None:
         if self._require_secure and secure is None:
             raise policy.Refused(
@@ -258,7 +265,9 @@ class Site:
         whole = layout(plan, {n: Like.of(t) for n, t in up.items()}, kinds)
         weight = 1 if plan.protocol.weights == "uniform" else len(self._own()[1].train)
         numbers = whole.numbers(up, model, secure, weight)
-        offer = Member(self.name, shelf.folder).offer(head, numbers)
+        began = {n: str(head[n]) for n in ("config", "stage", "round", "lr", "secure")}
+        origin = sha256(json.dumps([digest(pick(model, plan.down)), began]).encode()).hexdigest()
+        offer = self._member(shelf).offer(head, numbers, origin)
         return pick(up, whole.clear), {"keys": offer, "layout": whole.digest}
 
     def _received(self, whole: _Built, tensors: Tree) -> Tree:

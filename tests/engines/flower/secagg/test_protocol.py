@@ -8,16 +8,18 @@ import stat
 import numpy as np
 import pytest
 
-from fedshift.engines.flower import codec
+from fedshift.engines.flower import certs, codec
 from fedshift.engines.flower.codec import Message, Rejected
 from fedshift.engines.flower.secagg import agreement, ring
-from fedshift.engines.flower.secagg.member import SUMMED, Context, Member, mask_key
+from fedshift.engines.flower.secagg.identity import Identity
+from fedshift.engines.flower.secagg.member import NOBODY, SUMMED, Context, Member, mask_key
 from fedshift.engines.flower.secagg.tally import Tally, offer_of
 from fedshift.errors import BadRun, FedshiftError
 
 NAMES = ("a", "b", "c", "d")
 ASKED = {"run": "0123abcd", "exchange": 3, "token": "ffff", "seconds": 1}
 SIZE = 500
+OFFER = {"seal": "00" * 32, "mask": "11" * 32, "origin": "22" * 32}
 STEPS = ("share", "mask", "unmask")
 
 
@@ -27,16 +29,19 @@ class Parties:
     def __init__(self, folder, least=3, width=64, gone=(), change=None, asked=ASKED):
         self.folder, self.least, self.width, self.asked = folder, least, width, asked
         self.gone, self.change = dict(gone), change
+        self.identity: dict[str, Identity] = {}
+        self.origins: dict[str, str] = {}
         draw = np.random.default_rng(0)
         self.numbers = {n: draw.integers(-(2**20), 2**20, SIZE) for n in NAMES}
         self.seen: dict[str, dict[str, codec.Packet]] = {step: {} for step in STEPS}
 
     def member(self, name):
-        return Member(name, self.folder / name)
+        return Member(name, self.folder / name, self.identity.get(name, NOBODY))
 
     def offers(self):
         head = {**self.asked, "secure": {"least": self.least}}
-        return {n: self.member(n).offer(head, self.numbers[n]) for n in NAMES}
+        origin = {n: self.origins.get(n, "00") for n in NAMES}
+        return {n: self.member(n).offer(head, self.numbers[n], origin[n]) for n in NAMES}
 
     def answer(self, name, packet):
         head = codec.head_of(packet)
@@ -51,10 +56,7 @@ class Parties:
         back, missing = {}, {}
         for name, packet in packets.items():
             step = codec.head_of(packet)["kind"]
-            if (
-                STEPS.index(step) >= STEPS.index(self.gone.get(name, "unmask"))
-                and name in self.gone
-            ):
+            if name in self.gone and STEPS.index(step) >= STEPS.index(self.gone[name]):
                 missing[name] = "no answer in time"
                 continue
             if self.change is not None:
@@ -177,15 +179,8 @@ def test_keys_of_nobody_and_small_thresholds_are_refused(tmp_path):
     assert "with one key" in asking(parties, "share", "a", members=doubled)["why"]
     alone = {"a": offers["a"]}
     assert "over 1 sites" in asking(parties, "share", "a", members=alone)["why"]
-    assert (
-        "key is none"
-        in asking(
-            parties,
-            "share",
-            "a",
-            members={**two, "b": {"seal": "00" * 32, "mask": "01" + "00" * 31}},
-        )["why"]
-    )
+    none = {**two["b"], "seal": "00" * 32}
+    assert "key is none" in asking(parties, "share", "a", members={**two, "b": none})["why"]
 
 
 def test_the_sum_is_of_those_whose_shares_are_there(tmp_path):
@@ -202,7 +197,7 @@ def test_the_sum_is_of_those_whose_shares_are_there(tmp_path):
             return codec.encode(Message(lie(head)))
 
         parties = Parties(tmp_path / step, change=change)
-        left, total, missing = parties.sum()
+        left, total, _ = parties.sum()
         assert (total == sum(parties.numbers[n] for n in left)).all()
         assert ("a" in left) == (step == "unmask")
 
@@ -236,6 +231,48 @@ def test_false_shares_of_a_key_are_found(tmp_path):
         parties.sum()
 
 
+def signing(folder, parties, *names):
+    """Sites that have keys, and hold those of all others."""
+    for name in names:
+        certs.pair(folder / f"{name}.key")
+        parties.identity[name] = Identity(folder / f"{name}.key", folder)
+    return parties
+
+
+def test_sites_that_hold_the_others_keys_sum_with_nobody_else(tmp_path):
+    parties = signing(tmp_path / "keys", Parties(tmp_path), *NAMES)
+    left, total, _ = parties.sum()
+    assert left == list(NAMES) and (total == sum(parties.numbers.values())).all()
+    offers = parties.offers()
+    (_, seal), (_, mask) = agreement.pair(), agreement.pair()
+    swapped = {**offers["b"], "seal": seal.hex(), "mask": mask.hex()}
+    for false in (swapped, {**swapped, "signature": ""}, {**swapped, "signature": "zz"}):
+        told = asking(parties, "share", "a", members={**offers, "b": false})
+        assert "site 'b' has not signed" in told["why"]
+    told = asking(parties, "share", "a", members={**offers, "x": swapped})
+    assert "no public key of site 'x'" in told["why"]
+    assert asking(parties, "share", "a", members=offers)["kind"] == "share"
+
+
+def test_an_old_signature_is_none(tmp_path):
+    """Of another exchange, or for other keys."""
+    parties = signing(tmp_path / "keys", Parties(tmp_path, asked={**ASKED, "token": "aa"}), *NAMES)
+    old = parties.offers()["b"]
+    parties = signing(tmp_path / "keys", Parties(tmp_path), *NAMES)
+    offers = parties.offers()
+    for false in (old, {**offers["b"], "signature": old["signature"]}):
+        told = asking(parties, "share", "a", members={**offers, "b": false})
+        assert "site 'b' has not signed" in told["why"]
+
+
+def test_sites_that_were_sent_different_models_do_not_sum(tmp_path):
+    """A server could single out an upload by sending the others something from which none comes."""
+    parties = Parties(tmp_path)
+    parties.origins["d"] = "11"
+    told = asking(parties, "share", "a", members=parties.offers())
+    assert "site 'd' was sent another model" in told["why"]
+
+
 # ---------------------------------------------------------------------------- what lasts, and keys
 
 
@@ -264,13 +301,16 @@ def test_keys_are_of_one_exchange_and_one_pair():
 @pytest.mark.parametrize(
     "head",
     [
-        {"layout": "other", "keys": {"seal": "00" * 32, "mask": "11" * 32}},
-        {"layout": "this", "keys": {"seal": "00" * 32}},
-        {"layout": "this", "keys": {"seal": "00" * 32, "mask": "11" * 31}},
-        {"layout": "this", "keys": {"seal": "00" * 32, "mask": 3}},
+        {"layout": "other", "keys": OFFER},
+        {"layout": "this", "keys": {**OFFER, "mask": "11" * 31}},
+        {"layout": "this", "keys": {**OFFER, "mask": 3}},
+        {"layout": "this", "keys": {"seal": "00" * 32, "mask": "11" * 32}},
+        {"layout": "this", "keys": {**OFFER, "signature": 3}},
+        {"layout": "this", "keys": {**OFFER, "signature": "0" * 1000}},
         {"layout": "this"},
     ],
 )
 def test_what_is_no_offer_is_refused(head):
+    assert offer_of({"layout": "this", "keys": OFFER}, "this") == {**OFFER, "signature": ""}
     with pytest.raises(Rejected):
         offer_of(head, "this")

@@ -120,7 +120,7 @@ def test_the_ring_is_as_small_as_sums_allow(tmp_path):
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_a_site_that_goes_away_in_a_round_is_as_if_it_had_been_away(step, tmp_path):
-    """In its trip, when keys are shared, or with its upload; it goes on from what it kept before."""
+    """In its trip, as keys are shared, or with its upload; it goes on from what it kept before."""
     warned: list[str] = []
 
     def away(site, exchange, answer):

@@ -7,6 +7,7 @@ own disk, readable for its owner alone, until the sum is opened or the next one 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,10 +20,12 @@ from fedshift import files
 from fedshift.engines.flower.certs import owner_only
 from fedshift.engines.flower.codec import ECHO, Message, Rejected
 from fedshift.engines.flower.secagg import agreement, ring
+from fedshift.engines.flower.secagg.identity import Identity
 from fedshift.engines.flower.secagg.ring import Numbers
 from fedshift.errors import BadRun
 
 SUMMED = "summed"  # the tensor in which an upload travels under masks
+NOBODY = Identity()
 _KEYS = 2 * agreement.SIZE  # letters of a key
 
 
@@ -45,8 +48,6 @@ class Context:
         >>> Context("ab", 3, "cd").purpose("mask", "north", "south")
         '["fedshift", "mask", "ab", 3, "cd", "north", "south"]'
         """
-        import json
-
         return json.dumps(["fedshift", what, self.run, self.exchange, self.token, one, other])
 
 
@@ -66,17 +67,19 @@ class Member:
     Args:
         name: the site's.
         folder: of the run at the site.
+        identity: its own key, and the others'.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, identity: Identity = NOBODY) -> None:
         self._name = name
+        self._identity = identity
         self._folder = folder / "secret"
         self._pending = self._folder / "pending.json"
         self._upload = self._folder / "upload.safetensors"
         self._opened = folder / "opened.json"
 
-    def offer(self, head: Mapping[str, Any], numbers: Numbers) -> dict[str, Any]:
-        """1. Keep the upload, and offer public keys."""
+    def offer(self, head: Mapping[str, Any], numbers: Numbers, origin: str = "") -> dict[str, str]:
+        """1. Keep the upload, and offer public keys; `origin` is what all uploads began from."""
         secure = head["secure"]
         seal_secret, seal_public = agreement.pair()
         mask_secret, mask_public = agreement.pair()
@@ -89,9 +92,12 @@ class Member:
                 "least": int(secure["least"]),
                 "seal": seal_secret.hex(),
                 "mask": mask_secret.hex(),
+                "origin": origin,
             }
         )
-        return {"seal": seal_public.hex(), "mask": mask_public.hex()}
+        offer = {"seal": seal_public.hex(), "mask": mask_public.hex(), "origin": origin}
+        signature = self._identity.signature(_signed(Context.of(head), self._name, offer))
+        return {**offer, "signature": signature}
 
     def share(self, head: Mapping[str, Any]) -> Message:
         """2. Draw a seed; share it and the masks' private key among all, each share sealed."""
@@ -100,6 +106,9 @@ class Member:
         least = now["least"]
         _check_members(members, self._name, now, least)
         context, seed = Context.of(head), os.urandom(agreement.SIZE)
+        for name in members:
+            signed = _signed(context, name, members[name])
+            self._identity.check(name, signed, members[name].get("signature"))
         names = sorted(members)
         seeds = agreement.split(seed, least, len(names))
         masks = agreement.split(bytes.fromhex(now["mask"]), least, len(names))
@@ -211,11 +220,19 @@ def _check_members(
     if 2 * least <= len(members):
         raise Rejected(f"{least} of {len(members)} sites could open a sum: it must be over half")
     own = {n: agreement.public(bytes.fromhex(now[n])).hex() for n in ("seal", "mask")}
-    if members.get(name) != own:
+    if name not in members or any(members[name].get(n) != key for n, key in own.items()):
         raise Rejected("the keys that were named as its own are not")
+    for other, member in members.items():
+        if member.get("origin") != now["origin"]:
+            raise Rejected(f"site '{other}' was sent another model, stage or rate than this one")
     each = [member[n] for member in members.values() for n in ("seal", "mask")]
     if len(set(each)) < len(each):
         raise Rejected("two sites were named with one key")
+
+
+def _signed(context: Context, name: str, offer: Mapping[str, str]) -> str:
+    """What a site signs of its offer."""
+    return context.purpose("offer", name, "/".join(offer[n] for n in ("seal", "mask", "origin")))
 
 
 def _check_count(count: int, least: int) -> None:

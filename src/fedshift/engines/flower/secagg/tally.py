@@ -21,6 +21,8 @@ from fedshift.engines.flower.secagg.ring import Numbers, Vector
 from fedshift.errors import BadRun
 
 Ask = Callable[[Mapping[str, Packet]], tuple[dict[str, Packet], dict[str, str]]]
+_OFFERED = ("seal", "mask", "origin")  # two public keys, and a fingerprint
+_SIGNATURE = 400  # letters of a signature
 Read = TypeVar("Read")
 _SIGNED = {32: torch.int32, 64: torch.int64}
 
@@ -155,7 +157,14 @@ def offer_of(head: Mapping[str, Any], digest: str) -> dict[str, str]:
     """The keys that a site offers with its trip, if it uploads what the method declares."""
     if head.get("layout") != digest:
         raise Rejected("it would sum other tensors than the method declares: run one version")
-    return _texts(head.get("keys"), {"seal", "mask"}, agreement.SIZE)
+    given = head.get("keys")
+    if not isinstance(given, dict):
+        raise Rejected("it offers no keys")
+    found = _texts({n: given.get(n) for n in _OFFERED}, set(_OFFERED), agreement.SIZE)
+    signature = given.get("signature", "")
+    if not isinstance(signature, str) or len(signature) > _SIGNATURE:
+        raise Rejected("its signature is none")
+    return {**found, "signature": signature}
 
 
 def _texts(given: Any, names: set[str], size: int = 0) -> dict[str, str]:
