@@ -30,7 +30,20 @@ REFUSED = {
     "fedlsi": "'fedlsi' weighs single elements by client",
     "importance": "'importance' weighs single elements by client",
 }
-SERVED = [n for n in methods.names() if n not in REFUSED and not make(n).pooled]
+SERVED = (
+    "fedavg",
+    "fedavgm",
+    "fedbn",
+    "fedfa-h",
+    "fedprox",
+    "fraug",
+    "local",
+    "pfedavg",
+    "scaffold",
+    "fedbn+scaffold",
+    "fedfa in sums",
+)
+OTHERS = [n for n in methods.names() if n not in (*REFUSED, *SERVED) and not make(n).pooled]
 
 
 def summed_fedfa():
@@ -40,7 +53,7 @@ def summed_fedfa():
 @pytest.mark.parametrize(
     "name, weights",
     [
-        *((name, "uniform") for name in [*SERVED, "fedbn+scaffold", "fedfa in sums"]),
+        *((name, "uniform") for name in SERVED),
         *((name, "samples") for name in ("fedavg", "scaffold", "fedfa-h", "fedfa in sums")),
     ],
 )
@@ -54,6 +67,20 @@ def test_secure_rounds_equal_the_loop(name, weights, tmp_path):
     assert largest_difference(one.progress.server.model, other.progress.server.model) < bound
     if bound == 1e-9:
         compare_lines(one, other)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_other_method_is_served_or_named(name, tmp_path):
+    """Whichever it is, it is never played to another result."""
+    protocol = PROTOCOL.replace(rounds=1)
+    try:
+        run = serve(name, tmp_path, protocol, secure=FINE)
+    except CannotCombine as refused:
+        assert f"'{name}'" in str(refused)
+        return
+    one = start(name, protocol).play()
+    model = run.play().progress.server.model
+    assert largest_difference(one.progress.server.model, model) < 1e-6
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
