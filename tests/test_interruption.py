@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 import fedshift as fs
 from fedshift import checkpoint, files
 from fedshift.errors import BadRun
+from fedshift.kept import Kept
 from fedshift.method import Method, State
 from fedshift.run import Interrupted, Run
 from fedshift.trip import Trip
@@ -400,5 +401,5 @@ def test_numbers_without_bounds_survive(folder, tmp_path):
     run = toy_run.run(folder)
     numbers = {"low": float("inf"), "count": 3, "rate": 0.1}
     server = checkpoint.Server(run.progress.server.model, {"x": State({}, numbers)})
-    checkpoint.save(tmp_path / "c", checkpoint.Progress(0, 1, 1, server, {"a": {}}), "")
+    checkpoint.save(tmp_path / "c", checkpoint.Progress(0, 1, 1, server, Kept(["a"], {})), "")
     assert checkpoint.load(tmp_path / "c", "").server.methods["x"].numbers == numbers

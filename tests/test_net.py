@@ -1,12 +1,15 @@
 """Passes that must not disturb one another, and what is measured on a model."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import fedshift as fs
 from fedshift.errors import BadModel
-from fedshift.net import Net, measure
+from fedshift.models.adapter import adapt
+from fedshift.net import Net, insert_after, insert_first, measure
 from tests.toys import ToyNet, federation, largest_difference
 
 
@@ -48,6 +51,45 @@ def test_what_moves_buffers_later_does_not_change_a_gradient_at_eval():
     loss = net.at({}, grad=True).features(x()).square().sum()
     net.features(x(5.0))  # moves running statistics before the backward pass
     assert torch.equal(torch.autograd.grad(loss, model.conv[0].weight)[0], expected)
+
+
+def test_a_pass_with_changes_behind_stages():
+    model = network()
+    net, plain = Net(model), Net(model).at({})
+    found = plain.features(x(), {"conv": torch.zeros_like, "hidden": lambda z: z + 1.0})
+    still = torch.zeros(4, 4, 3, 3, dtype=torch.float64)
+    assert torch.equal(found, model.hidden(still) + 1.0), "the second sees what the first changed"
+    assert torch.equal(plain.features(x()), plain.output(x()).z), "changes end with their pass"
+    insert_after(model, "hidden", "halved", Halved())
+    assert torch.equal(net.features(x(), {"hidden": lambda z: z + 1.0}), net.features(x()) + 1.0)
+
+
+class Halved(torch.nn.Module):
+    def forward(self, z):
+        return z / 2
+
+
+def test_a_layer_in_front_of_the_model():
+    model = network()
+    before = copy.deepcopy(model).eval()
+    insert_first(model, (1, 6, 6), "halved", Halved())
+    insert_first(model, (1, 6, 6), "more", Halved())
+    for one in (model.eval(), copy.deepcopy(model)):
+        assert torch.equal(one(x(4.0)), before(x()))
+    one.halved.forward = lambda z: z
+    assert torch.equal(one(x(2.0)), before(x())) and torch.equal(model(x(4.0)), before(x()))
+    with pytest.raises(BadModel, match="has a module 'halved' already"):
+        insert_first(model, (1, 6, 6), "halved", Halved())
+
+
+def test_a_layer_in_front_needs_a_stage_that_takes_the_inputs():
+    body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 4), torch.nn.Linear(4, 3))
+    model = adapt(body, stages=("1",), head="2")
+    with pytest.raises(BadModel, match=r"'body\.1' takes something else: name the part"):
+        insert_first(model, (1, 6, 6), "halved", Halved())
+    model.stages = ()
+    with pytest.raises(BadModel, match="there is none"):
+        insert_first(model, (1, 6, 6), "halved", Halved())
 
 
 def test_stages_are_named_in_the_order_in_which_they_run():

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedshift as fs
-from fedshift import keys, privacy, tree
+from fedshift import keys, noising, sealed, tree
 from fedshift.aggregate import absorb
 from fedshift.engines import choice
 from fedshift.errors import BadRun, BadValue, CannotCombine
@@ -81,7 +81,7 @@ def test_the_norm_holds_after_rounding_whatever_the_numbers_are():
         key = keys.as_tensor(k)
         origin = 100 * keys.normal(key, (1, 997))
         moved = origin + keys.normal(keys.fold_in(key, "to"), (2, 997))
-        kept, _ = privacy.leave(private, {"w": moved}, {}, {"w": origin}, ("w",), key.expand(2))
+        kept, _ = noising.leave(private, {"w": moved}, {}, {"w": origin}, ("w",), key.expand(2))
         norms = (kept["w"].double() - origin.double()).norm(dim=1)
         assert bool((norms <= 0.3).all()) and bool((norms > 0.2995).all())
 
@@ -99,7 +99,7 @@ def test_what_two_vectors_hold_is_clipped_one_by_one():
     model = {"a": torch.tensor([[3.0, 4.0]]).double(), "b": torch.tensor([12.0]).double()}
     received = {n: torch.zeros_like(t) for n, t in model.items()}
     extras = {"m/x": torch.tensor([[0.0, -2.0]]).double()}
-    up, beside = privacy.leave(
+    up, beside = noising.leave(
         private, model, extras, received, ("a", "b"), keys.as_tensor(0).reshape(1)
     )
     assert torch.allclose(up["a"], torch.tensor([[1.5, 2.0]]).double())
@@ -206,16 +206,16 @@ def test_central_noise_is_of_the_sum_so_the_mean_has_it_by_the_number_of_clients
 def test_two_vectors_share_the_budget():
     """Each gets noise times sqrt(2), so that (C/s)^2 + (E/s')^2 = 1/z^2 as for a single one."""
     private = Privacy(clip=0.5, noise=1.4, clip_extras=3.0)
-    s, e = privacy.deviation(private, 0.5, 2), privacy.deviation(private, 3.0, 2)
+    s, e = noising.deviation(private, 0.5, 2), noising.deviation(private, 3.0, 2)
     assert (0.5 / s) ** 2 + (3.0 / e) ** 2 == pytest.approx(1 / 1.4**2)
     big = torch.zeros(1, 400_000, dtype=torch.float64)
     key = keys.as_tensor(0).reshape(1)
     local = dataclasses.replace(private, where="local")
-    up, beside = privacy.leave(local, {"w": big}, {"m/x": big}, {"w": big}, ("w",), key)
+    up, beside = noising.leave(local, {"w": big}, {"m/x": big}, {"w": big}, ("w",), key)
     check_normal(up["w"], s)
     check_normal(beside["m/x"], e)
     kinds = {"m/x": "sum", "m/y": "mean"}
-    means, combined = privacy.central(
+    means, combined = noising.central(
         private, {"w": big[0]}, {"m/x": big[0], "m/y": big[0]}, kinds, ("w",), 4, key
     )
     check_normal(means["w"], s / 4)
@@ -232,7 +232,7 @@ def test_noise_differs_by_round_client_and_tensor_and_the_systems_every_time():
     system = dataclasses.replace(private, source="system")
     a, b = (start(Still(), system).play() for _ in range(2))
     assert largest_difference(state(a), state(b)) > 0.1
-    assert not torch.equal(privacy.system_normal((5,)), privacy.system_normal((5,)))
+    assert not torch.equal(noising.system_normal((5,)), noising.system_normal((5,)))
 
 
 # ---------------------------------------------------------------------------- engines, resumption
@@ -377,7 +377,7 @@ def test_what_a_server_looks_at_later_is_refused_in_that_round():
 
 
 def test_what_is_sealed_has_a_shape_and_nothing_else():
-    tensor = privacy.sealed({"w": torch.ones(3, 2)})["w"]
+    tensor = sealed.seal({"w": torch.ones(3, 2)})["w"]
     assert tensor.shape == (3, 2) and len(tensor) == 3 and tensor.dtype == torch.float32
     weights = torch.ones(3)
     for look in (
@@ -392,7 +392,7 @@ def test_what_is_sealed_has_a_shape_and_nothing_else():
         lambda: tensor.data,
         lambda: weights.copy_(tensor[:, 0]),
     ):
-        with pytest.raises(privacy.Looked):
+        with pytest.raises(sealed.Looked):
             look()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedshift import keys, privacy
+from fedshift import keys, noising, sealed
 from fedshift.errors import BadRun
 from fedshift.method import State, Uploads
 from fedshift.net import Net
@@ -64,7 +64,8 @@ def sound(result: Result) -> list[bool]:
     flags = []
     for t in (*result.model.values(), *result.extras.values()):
         if t.is_floating_point() and t.numel():
-            low, high = torch.aminmax(t.reshape(len(t), -1), dim=1)  # NaN is both
+            each = t.reshape(len(t), -1)
+            low, high = each.amin(dim=1), each.amax(dim=1)  # NaN is both; aminmax is slow by rows
             flags.append(torch.isfinite(low) & torch.isfinite(high))
     if flags:
         rows = torch.stack(flags).all(dim=0).cpu()
@@ -86,7 +87,11 @@ def sound_kept(kept: Sequence[Tree], device: torch.device) -> list[bool]:
         if t.is_floating_point() and t.numel()
     ]
     if named:
-        norms = torch._foreach_norm([t for *_, t in named], math.inf)  # NaN stays NaN
+        tensors = [t for *_, t in named]
+        if device.type == "cpu":  # where the norm is many times slower
+            norms = [torch.maximum(-low, high) for low, high in map(torch.aminmax, tensors)]
+        else:
+            norms = list(torch._foreach_norm(tensors, math.inf))  # NaN stays NaN
         largest = torch.stack([n.double() for n in norms]).tolist()  # waits for the device once
         for (k, trained, _), value in zip(named, largest):
             found[k] &= math.isfinite(value) if trained else not math.isnan(value)
@@ -148,7 +153,7 @@ def absorb(
         uploads = dataclasses.replace(uploads, combined=combined)
         return _stepped(plan, server, means, uploads, key)
     assert plan.privacy is not None
-    means, combined = privacy.central(
+    means, combined = noising.central(
         plan.privacy,
         means,
         combined,
@@ -157,11 +162,11 @@ def absorb(
         len(result.clients),
         keys.as_tensor(key, plan.device),
     )
-    model, extras = privacy.sealed(result.model), privacy.sealed(result.extras)
+    model, extras = sealed.seal(result.model), sealed.seal(result.extras)
     uploads = dataclasses.replace(uploads, model=model, extras=extras, combined=combined)
-    with privacy.unseen():
+    with sealed.unseen():
         after = _stepped(plan, server, means, uploads, key)
-    privacy.check_unseen([*after.model.values(), *_held(after.methods)])
+    sealed.check_unseen([*after.model.values(), *_held(after.methods)])
     return after
 
 

@@ -8,6 +8,7 @@ topped up from the next permutation, and a client smaller than a batch wraps aro
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -40,20 +41,20 @@ class Pool:
     def of(cls, parts: Sequence[Samples], device: torch.device, resident: bool = True) -> Pool:
         """Pool samples; `resident` puts them on the device, otherwise batches are carried there."""
         counts = tuple(len(p) for p in parts)
-        firsts = tuple(sum(counts[:i]) for i in range(len(counts)))
+        firsts = tuple(itertools.accumulate(counts[:-1], initial=0))
         if len(parts) == 1:
             x, y = parts[0].x, parts[0].y
         else:
             x, y = torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])
         if resident:
             x, y = x.to(device), y.to(device)
-        return cls(x, y.to(torch.int64), firsts, counts, device)
+        return cls(x, y, firsts, counts, device)
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """The samples at positions [...], on the device."""
         flat = index.reshape(-1).to(self.x.device)
         x, y = self.x.index_select(0, flat), self.y.index_select(0, flat)
-        return x.to(self.device), y.to(self.device)
+        return x.to(self.device), y.to(self.device, torch.int64)
 
 
 def order(key: Tensor, n: Tensor, steps: int, batch: int, largest: int, smallest: int) -> Tensor:

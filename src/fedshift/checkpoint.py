@@ -17,6 +17,7 @@ from typing import Any
 from fedshift import files
 from fedshift.aggregate import Server
 from fedshift.errors import BadRun
+from fedshift.kept import Kept
 from fedshift.lines import Line
 from fedshift.method import State
 from fedshift.tree import Tree
@@ -32,7 +33,7 @@ class Best:
     score: float
     round: int
     model: Tree
-    kept: Mapping[str, Tree]
+    kept: Kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Progress:
     round: int
     done: int
     server: Server
-    kept: Mapping[str, Tree]
+    kept: Kept
     best: Best | None = None
     metrics: int = 0
     seconds: float = 0.0
@@ -69,14 +70,9 @@ def ordered(progress: Progress) -> Progress:
     }
     best = progress.best
     if best is not None:
-        kept = {c: _sorted(k) for c, k in best.kept.items()}
-        best = dataclasses.replace(best, model=_sorted(best.model), kept=kept)
-    return dataclasses.replace(
-        progress,
-        server=Server(_sorted(progress.server.model), methods),
-        kept={c: _sorted(k) for c, k in progress.kept.items()},
-        best=best,
-    )
+        best = dataclasses.replace(best, model=_sorted(best.model))
+    server = Server(_sorted(progress.server.model), methods)
+    return dataclasses.replace(progress, server=server, best=best)
 
 
 def save(folder: Path, progress: Progress, config: str) -> None:
@@ -190,20 +186,20 @@ def _progress(state: Mapping[str, Any], tensors: Tree) -> Progress:
         for method, own in state["numbers"].items()
     }
     best = None
-    clients: list[str] = state["clients"]
+    untouched = Kept(list(state["clients"]), _under("initial/", tensors))
     if state["best"] is not None:
         best = Best(
             score=state["best"]["score"],
             round=state["best"]["round"],
             model=_under("best/server/", tensors),
-            kept=_take_kept(_under("best/kept/", tensors), clients),
+            kept=untouched.updated(_take_kept(_under("best/kept/", tensors))),
         )
     return Progress(
         stage=int(state["stage"]),
         round=int(state["round"]),
         done=int(state["done"]),
         server=Server(_under("server/", tensors), methods),
-        kept=_take_kept(_under("kept/", tensors), clients),
+        kept=untouched.updated(_take_kept(_under("kept/", tensors))),
         best=best,
         metrics=int(state["metrics"]),
         seconds=float(state["seconds"]),
@@ -211,16 +207,19 @@ def _progress(state: Mapping[str, Any], tensors: Tree) -> Progress:
     )
 
 
-def _put_kept(into: Tree, prefix: str, kept: Mapping[str, Tree]) -> None:
-    for client, tree in kept.items():
+def _put_kept(into: Tree, prefix: str, kept: Kept) -> None:
+    """Lay out what clients keep that took part; what the others begin with once for all."""
+    if len(kept.touched) < len(kept):
+        into |= {f"initial/{n}": t for n, t in kept.initial.items()}
+    for client, tree in kept.touched.items():
         into |= {f"{prefix}/{client}/{n}": t for n, t in tree.items()}
 
 
-def _take_kept(tensors: Tree, clients: list[str]) -> dict[str, Tree]:
-    kept: dict[str, Tree] = {client: {} for client in clients}
+def _take_kept(tensors: Tree) -> dict[str, Tree]:
+    kept: dict[str, Tree] = {}
     for name, tensor in tensors.items():
         client, _, rest = name.partition("/")
-        kept[client][rest] = tensor
+        kept.setdefault(client, {})[rest] = tensor
     return kept
 
 

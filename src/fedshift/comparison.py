@@ -18,11 +18,12 @@ from fedshift.errors import BadRun, BadValue
 from fedshift.federation import Federation
 from fedshift.method import Method
 from fedshift.models import ModelSpec
+from fedshift.privacy import Privacy
 from fedshift.protocol import Protocol
 from fedshift.report import Report
 from fedshift.report.read import RunRecord
-from fedshift.resume import needed
-from fedshift.run import Run, recommended_protocol
+from fedshift.resume import needed, privacy_of
+from fedshift.run import Run, recommended_model, recommended_protocol
 
 Play = Callable[[Run], object]
 CONFIG = "config.toml"
@@ -134,7 +135,7 @@ class Contest:
             "network": self.model.to_dict() if self.model.rebuildable else {"name": ""},
             "settings": {m.name: methods.settings_of(m) for m in self.methods},
             "protocol": dataclasses.asdict(self.protocol),
-            "options": dict(self.options),
+            "options": {n: _plain(v) for n, v in self.options.items()},
         }
 
 
@@ -168,7 +169,7 @@ def compare(
     ['fedavg', 'fedprox']
     """
     spoken = {name: options.pop(name) for name in ("say", "warn") if name in options}
-    given = federation.recommended.get("model", "mlp") if model is None else model
+    given = recommended_model(federation) if model is None else model
     return Contest(
         federation,
         tuple(_composed(m) for m in methods),
@@ -182,6 +183,10 @@ def compare(
 
 def _composed(method: Method | Composed | str) -> Composed:
     return methods.make(method) if isinstance(method, str) else Composed.of(method)
+
+
+def _plain(option: Any) -> Any:
+    return dataclasses.asdict(option) if isinstance(option, Privacy) else option
 
 
 def _as_read(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,5 +224,5 @@ def read(folder: str | os.PathLike[str]) -> Contest:
         ModelSpec.from_dict(config["network"]),
         tuple(config["seeds"]),
         folder,
-        config["options"],
+        {**config["options"], "privacy": privacy_of(config["options"])},
     )

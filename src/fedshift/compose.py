@@ -138,6 +138,23 @@ class Composed:
                     return kind
         return "parameters"
 
+    def check_task(self, task: str) -> None:
+        """Refuse a task that a part cannot learn.
+
+        >>> from fedshift.methods import make
+        >>> make("fedprox+feddecorr").check_task("segmentation")
+        Traceback (most recent call last):
+        fedshift.errors.BadValue: 'feddecorr' needs one label a sample and learns classification, \
+not segmentation: choose a method without it, such as fedbn or fedfa
+        """
+        for part in self.parts:
+            if task not in part.tasks:
+                raise BadValue(
+                    f"'{part.name}' needs one label a sample and learns "
+                    f"{' and '.join(part.tasks)}, not {task}: choose a method without it, such as "
+                    "fedbn or fedfa"
+                )
+
     def has(self, hook: str) -> bool:
         """Whether any part has its own version of a hook."""
         return any(overrides(p, hook) for p in self.parts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -131,14 +131,48 @@ def serves_unseen(plan: Plan) -> bool:
 
 def logits(plan: Plan, tensors: Tree, x: Tensor, view: str = "global") -> Tensor:
     """The method's prediction for raw samples, batch by batch, in eval mode."""
-    found = []
+    batches = _batches([x], plan.protocol.eval_batch)
+    return _made_of_logits(plan, tensors, batches, view, lambda out, at: out)
+
+
+def _made_of_logits(
+    plan: Plan,
+    tensors: Tree,
+    batches: Iterable[Tensor],
+    view: str,
+    make: Callable[[Tensor, int], Tensor],
+) -> Tensor:
+    """What is made of the predictions, batch by batch: `make(logits, position of the first)`."""
+    found: list[Tensor] = []
     net = Net(plan.model, tensors)
+    at = 0
     with torch.no_grad(), eval_mode(plan.model):
-        for at in range(0, len(x), plan.protocol.eval_batch):
-            batch = x[at : at + plan.protocol.eval_batch].to(plan.device)
-            ready = plan.pipeline(batch, None, plan.dtype)
-            found.append(plan.method.predict(net, ready, view))
+        for batch in batches:
+            ready = plan.pipeline(batch.to(plan.device), None, plan.dtype)
+            found.append(make(plan.method.predict(net, ready, view), at))
+            at += len(batch)
     return torch.cat(found)
+
+
+def _batches(parts: Iterable[Tensor], size: int) -> Iterator[Tensor]:
+    """Batches of samples out of many parts, without a copy of all parts at once.
+
+    >>> [b.tolist() for b in _batches([torch.arange(3), torch.arange(3, 8)], 4)]
+    [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """
+    waiting: list[Tensor] = []
+    missing = size
+    for part in parts:
+        at = 0
+        while at < len(part):
+            piece = part[at : at + missing]
+            waiting.append(piece)
+            at, missing = at + len(piece), missing - len(piece)
+            if missing == 0:
+                yield waiting[0] if len(waiting) == 1 else torch.cat(waiting)
+                waiting, missing = [], size
+    if waiting:
+        yield waiting[0] if len(waiting) == 1 else torch.cat(waiting)
 
 
 def _each(plan: Plan, tensors: Tree, parts: Sequence[Samples], view: str) -> list[float | None]:
@@ -146,10 +180,13 @@ def _each(plan: Plan, tensors: Tree, parts: Sequence[Samples], view: str) -> lis
     full = [p for p in parts if len(p)]
     if not full:
         return [None] * len(parts)
-    x = full[0].x if len(full) == 1 else torch.cat([p.x for p in full])
+    batches = _batches([p.x for p in full], plan.protocol.eval_batch)
     y = full[0].y if len(full) == 1 else torch.cat([p.y for p in full])
-    predicted = logits(plan, tensors, x, view)
-    right = task.scores(plan.facts.task, predicted, y.to(plan.device)).cpu()
+
+    def score(out: Tensor, at: int) -> Tensor:  # the logits of all pixels would be too many to hold
+        return task.scores(plan.facts.metric, out, y[at : at + len(out)].to(plan.device))
+
+    right = _made_of_logits(plan, tensors, batches, view, score).cpu()
     found: list[float | None] = []
     at = 0
     for part in parts:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedshift import task
 from fedshift.data.augment import Pipeline
 from fedshift.errors import BadData, UnknownName
 
@@ -22,9 +23,10 @@ _LONGEST = 200  # bytes of a client's name: files are called by it, and systems 
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """Inputs and labels of one split: x [N, ...] as uint8 or float, y [N, ...] as int64.
+    """Inputs and labels of one split: x [N, ...] as uint8 or float, y [N] as int64.
 
-    The tensors may be memory-mapped from disk; nothing here copies them.
+    Where pixels are labelled, y is [N, H, W] and may be uint8. The tensors may be memory-mapped
+    from disk; nothing here copies them.
     """
 
     x: Tensor
@@ -58,8 +60,9 @@ class Facts:
     """What a method may know of a federation: nothing that belongs to a client's data.
 
     `width` (of the features) and `stage_shapes` (shape of each stage's output for one sample) are
-    measured on the model; `clients` holds the names in their fixed order; `pipeline` is how raw
-    samples become the model's inputs.
+    measured on the model; `tensors` (of the built model, without content, on torch's "meta" device)
+    are known once `build` is done; `clients` holds the names in their fixed order; `pipeline` is
+    how raw samples become the model's inputs.
     """
 
     task: str
@@ -69,6 +72,11 @@ class Facts:
     width: int = 0
     stage_shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     pipeline: Pipeline = dataclasses.field(default_factory=Pipeline)
+    tensors: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    metric: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metric", task.metric_of(self.task, self.metric))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +88,9 @@ class Federation:
         clients: in the order that every sum and table keeps.
         classes: the names of the classes; their position is the label.
         pipeline: how a batch of raw samples becomes the model's input.
-        task: "classification", or "segmentation" (labels are [N, H, W]).
-        metric: what scores are called.
+        task: "classification", or "segmentation" (labels are [N, H, W], 0 is the background).
+        metric: what scores are: "accuracy"; "dice", or "dice-all", which counts the background too
+            (where none is given, the first of the task).
         recommended: what `fedshift run` takes where the user says nothing: `model`, and fields of
             the protocol.
         scored: the clients whose test data are scored, where they are not the ones that train
@@ -95,7 +104,7 @@ class Federation:
     classes: tuple[str, ...]
     pipeline: Pipeline = dataclasses.field(default_factory=Pipeline)
     task: str = "classification"
-    metric: str = "accuracy"
+    metric: str = ""
     recommended: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     scored: tuple[Client, ...] = ()
     source: str = ""
@@ -103,6 +112,7 @@ class Federation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(self.clients))
         object.__setattr__(self, "scored", tuple(self.scored) or self.clients)
+        object.__setattr__(self, "metric", task.metric_of(self.task, self.metric))
         check_federation(self)
 
     @property
@@ -120,7 +130,7 @@ class Federation:
         """What a method may know (before a model is measured)."""
         shape = tuple(self.clients[0].train.x.shape[1:])
         shape = self.pipeline.output_shape(shape)
-        return Facts(self.task, len(self.classes), shape, self.names)
+        return Facts(self.task, len(self.classes), shape, self.names, metric=self.metric)
 
     def without(self, names: Iterable[str]) -> Federation:
         """The federation without some of its clients (they stay unseen)."""
@@ -173,12 +183,6 @@ def check_federation(fed: Federation) -> None:
     if not fed.clients:
         raise BadData(f"federation '{fed.name}' has no clients: give it at least one")
     _check_names(fed)
-    moving = [type(op).__name__ for op in fed.pipeline.augment if op.moves_pixels]
-    if fed.task == "segmentation" and moving:
-        raise BadData(
-            f"federation '{fed.name}' learns segmentation, but {', '.join(moving)} would move "
-            "pixels and not their labels: leave it out of the pipeline"
-        )
     first = fed.clients[0].train.x
     for client in fed.clients:
         if len(client.train) == 0 and not client.train.elsewhere:

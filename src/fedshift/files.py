@@ -161,6 +161,10 @@ def _checksum(tree: Tree) -> int:
 # ---------------------------------------------------------------------------- JSON
 
 
+_ENCODE = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
+_AS_IT_IS = frozenset((bool, int, str))
+
+
 def append_lines(path: PathLike, records: Iterable[Mapping[str, Any]]) -> None:
     """Append records as lines of JSON, on the disk when this returns.
 
@@ -242,12 +246,12 @@ def read_json(path: PathLike) -> Any:
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(_plain(record), sort_keys=True, ensure_ascii=False) + "\n"
+    return _ENCODE(_plain(record)) + "\n"
 
 
 def _plain(value: Any) -> Any:
     """What JSON can hold: numbers of torch and numpy as Python's, NaN and infinities as None."""
-    if isinstance(value, bool | int | str) or value is None:
+    if value is None or type(value) in _AS_IT_IS:  # exactly: this is asked of every number written
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -257,6 +261,8 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, int | str):
+        return value
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     raise BadValue(f"cannot store a {type(value).__name__} as JSON: give numbers, text or lists")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,7 +35,7 @@ def of_round(
     clients = [
         {
             **head,
-            **dataclasses.asdict(Score(client)),
+            **vars(Score(client)),
             "loss": losses.get(client),
             "bytes_up": came.get(client, 0),
             "bytes_down": sent.get(client, 0),
@@ -78,7 +77,7 @@ def scored(lines: Sequence[Line], scores: Sequence[Score], view: str) -> list[Li
     found = []
     for client in dict.fromkeys([*by_client, *known]):
         score = by_client.get(client, Score(client))
-        found.append({**known.get(client, idle), **dataclasses.asdict(score)})
+        found.append({**known.get(client, idle), **vars(score)})
     seen = [s for s in scores if s.role == "seen"]
     test = summary([s.of(view, "test") for s in seen])
     val = summary([s.of(view, "val") for s in seen])

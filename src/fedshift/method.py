@@ -23,6 +23,7 @@ from fedshift.errors import BadValue
 from fedshift.federation import Facts
 from fedshift.hparam import check_fields
 from fedshift.protocol import Protocol
+from fedshift.task import TASKS
 from fedshift.tree import Tree
 
 if TYPE_CHECKING:
@@ -250,6 +251,7 @@ class Method:
     model its scores are of: "global" or "personal"), `example_model` (one that shows it at its
     best in a small test), `stackable` (False: runs in the loop engine only), `pooled` (trains on
     everybody's data at one place), `taps` (stages whose outputs its loss looks at; "*" for all),
+    `tasks` (what it can learn; a method that needs one label a sample leaves segmentation out),
     `scores_trained` (a client's personal score is that of its model as it left training),
     `content` (what its payloads and uploads are, by the beginning of their names: "statistics",
     "averaged data", …; what is not named counts as parameters).
@@ -261,6 +263,7 @@ class Method:
     example_model: ClassVar[str] = "small-cnn"
     stackable: ClassVar[bool] = True
     pooled: ClassVar[bool] = False
+    tasks: ClassVar[tuple[str, ...]] = TASKS
     taps: ClassVar[tuple[str, ...]] = ()
     scores_trained: ClassVar[bool] = False
     content: ClassVar[Mapping[str, str]] = {}
@@ -344,7 +347,10 @@ class Method:
         return {}
 
     def batch(self, x: Tensor, y: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
-        """Change a batch; y [B] may become soft labels [B, classes]."""
+        """Change a batch; y [B] may become soft labels [B, classes].
+
+        Where pixels are labelled, y is [B, H, W], and soft labels are [B, classes, H, W].
+        """
         return x, y
 
     def loss(self, out: Output, y: Tensor, ctx: Ctx, net: Net) -> dict[str, Tensor]:

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from fedshift.errors import BadModel, UnknownName
 from fedshift.tree import Tree
 
+Change = Callable[[Tensor], Tensor]
+
 # layers that have running statistics
 _NORMS = (nn.modules.batchnorm._NormBase,)
 
@@ -65,9 +67,9 @@ class Net:
         out: Tensor = self._run(_forward, x)
         return out
 
-    def features(self, x: Tensor) -> Tensor:
-        """What the head sees, [B, D]."""
-        out: Tensor = self._run(lambda m, x: m.features(x), x)
+    def features(self, x: Tensor, changes: Mapping[str, Change] | None = None) -> Tensor:
+        """What the head sees, [B, D]; in this pass, `changes` replace the outputs of stages."""
+        out: Tensor = self._run(_features_changed, x, changes or {})
         return out
 
     def head(self, z: Tensor) -> Tensor:
@@ -153,6 +155,12 @@ def _forward(model: nn.Module, x: Tensor) -> Tensor:
     return logits
 
 
+def _features_changed(model: nn.Module, x: Tensor, changes: Mapping[str, Change]) -> Tensor:
+    with changed(model, changes):
+        z: Tensor = model.features(x)  # type: ignore[operator]
+    return z
+
+
 def _features_tapped(
     model: nn.Module, x: Tensor, taps: tuple[str, ...], seen: dict[str, Tensor]
 ) -> Tensor:
@@ -169,6 +177,26 @@ def tapped(model: nn.Module, stages: tuple[str, ...], into: dict[str, Tensor]) -
         return lambda _m, _i, output: into.__setitem__(name, output)
 
     hooks = [model.get_submodule(s).register_forward_hook(record(s)) for s in stages]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def changed(model: nn.Module, changes: Mapping[str, Change]) -> Iterator[None]:
+    """Change the outputs of stages for a moment (behind whatever was inserted there).
+
+    >>> model = nn.Sequential(nn.Identity())
+    >>> with changed(model, {"0": lambda x: x + 1}):
+    ...     print(model(torch.zeros(2)))
+    tensor([1., 1.])
+    """
+    hooks = [
+        model.get_submodule(s).register_forward_hook(_Inserted(change))
+        for s, change in changes.items()
+    ]
     try:
         yield
     finally:
@@ -221,12 +249,11 @@ def owners(model: nn.Module) -> dict[str, nn.Module]:
 class _Inserted:
     """A forward hook that passes a module's output through a layer; it survives deep copies."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: Change) -> None:
         self.layer = layer
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        result: Tensor = self.layer(output)
-        return result
+        return self.layer(output)
 
 
 def insert_after(model: nn.Module, stage: str, name: str, layer: nn.Module) -> None:
@@ -240,11 +267,60 @@ def insert_after(model: nn.Module, stage: str, name: str, layer: nn.Module) -> N
     model.get_submodule(stage).register_forward_hook(_Inserted(layer))
 
 
-def measure(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, dict[str, tuple[int, ...]]]:
-    """Width of the features, and the shape of each stage's output for one sample."""
+class _Preceding:
+    """A forward hook that passes a module's input through a layer; it survives deep copies."""
+
+    def __init__(self, layer: Change) -> None:
+        self.layer = layer
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        return self.layer(inputs[0])
+
+
+def insert_first(model: nn.Module, shape: tuple[int, ...], name: str, layer: nn.Module) -> None:
+    """Put a layer in front of the model, registered as the top-level module `name`.
+
+    It goes before the first stage, which must take the inputs themselves; `shape` is of one.
+    """
+    stages: tuple[str, ...] = getattr(model, "stages", ())
+    if hasattr(model, name):
+        raise BadModel(f"the model has a module '{name}' already: choose another name")
+    if not stages or not _takes_inputs(model, stages[0], shape):
+        first = f"'{stages[0]}' takes something else" if stages else "there is none"
+        raise BadModel(
+            f"'{name}' has to stand before the first stage, as the first to see the inputs, but "
+            f"{first}: name the part of the network that takes the inputs as its first stage"
+        )
+    model.add_module(name, layer)
+    # in front of what others put there before, as it would be in front of the model
+    model.get_submodule(stages[0]).register_forward_pre_hook(_Preceding(layer), prepend=True)
+
+
+def _takes_inputs(model: nn.Module, stage: str, shape: tuple[int, ...]) -> bool:
+    """Whether the input of a stage is that of the model."""
+    taken: list[object] = []
+    hook = model.get_submodule(stage).register_forward_pre_hook(
+        lambda module, inputs: taken.append(inputs[0]), prepend=True
+    )
+    probe = _probe(model, shape)
+    try:
+        with torch.no_grad(), eval_mode(model):
+            model.features(probe)  # type: ignore[operator]
+    finally:
+        hook.remove()
+    return len(taken) == 1 and taken[0] is probe
+
+
+def _probe(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    """Two inputs of the model's type and device."""
     like = next(iter(tensors_of(model).values()))
     dtype = like.dtype if like.is_floating_point() else torch.float32
-    probe = torch.zeros((2, *shape), dtype=dtype, device=like.device)
+    return torch.zeros((2, *shape), dtype=dtype, device=like.device)
+
+
+def measure(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, dict[str, tuple[int, ...]]]:
+    """Width (channels) of the features, and the shape of each stage's output for one sample."""
+    probe = _probe(model, shape)
     seen: dict[str, Tensor] = {}
     stages: tuple[str, ...] = tuple(getattr(model, "stages", ()))
     with torch.no_grad(), eval_mode(model), tapped(model, stages, seen):
@@ -261,7 +337,7 @@ def measure(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, dict[str, tu
             f"stages are named as {', '.join(stages)}, but run as {', '.join(seen)}: name them in "
             "that order"
         )
-    return z.shape[-1], {s: tuple(seen[s].shape[1:]) for s in stages}
+    return z.shape[1], {s: tuple(seen[s].shape[1:]) for s in stages}
 
 
 def clone(model: nn.Module) -> nn.Module:

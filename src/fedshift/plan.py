@@ -131,6 +131,7 @@ def make(
     `model` fits the contract and is not changed. What the method attaches gets its initial weights
     from the seed, so that everybody who builds the plan has the same.
     """
+    method.check_task(facts.task)
     base = clone(model).to(device=device, dtype=DTYPES[dtype])
     try:
         width, shapes = measure(base, facts.shape)
@@ -144,6 +145,8 @@ def make(
     facts = dataclasses.replace(facts, width=width, stage_shapes=shapes, pipeline=pipeline)
     with seeded(keys.fold(seed, "build")):
         built = method.build(base, facts).to(device=device, dtype=DTYPES[dtype])
+    empty = {n: torch.empty_like(t, device="meta") for n, t in tensors_of(built).items()}
+    facts = dataclasses.replace(facts, tensors=empty)
     probe = torch.zeros((2, *facts.shape), device=device, dtype=DTYPES[dtype])
     phases = method.phases()
     owned = owners(built)

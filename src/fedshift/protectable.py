@@ -17,7 +17,7 @@ from fedshift.engines.flower.declared import Declared, Expected
 from fedshift.errors import BadRun, BadValue, CannotCombine
 from fedshift.method import overrides
 from fedshift.plan import Plan
-from fedshift.privacy import Looked
+from fedshift.sealed import Looked
 from fedshift.tree import under
 from fedshift.trip import Job, Result
 

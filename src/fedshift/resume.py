@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,15 +100,27 @@ def _check_same(now: Mapping[str, Any], saved: Mapping[str, Any], folder: Path) 
             )
 
 
-def plan_of(config: Mapping[str, Any], folder: Path, device: torch.device) -> Plan:
-    """What is the same for every trip of a run, from its configuration alone."""
+def plan_of(
+    config: Mapping[str, Any], folder: Path, device: torch.device, trained: bool = False
+) -> Plan:
+    """What is the same for every trip of a run, from its configuration alone.
+
+    `trained`: the weights that the run began with are not needed, nor the file that they are in.
+    """
     try:
         given = config["facts"]
         shape = tuple(given["shape"])
-        facts = Facts(given["task"], len(given["classes"]), shape, tuple(given["clients"]))
-        network = spec_of(config, folder).build(
-            shape, facts.classes, keys.fold(config["seed"], "model")
+        facts = Facts(
+            given["task"],
+            len(given["classes"]),
+            shape,
+            tuple(given["clients"]),
+            metric=config.get("metric", ""),
         )
+        spec = spec_of(config, folder)
+        spec = dataclasses.replace(spec, pretrained="") if trained else spec
+        key = keys.fold(config["seed"], "model")
+        network = spec.build(shape, facts.classes, key, facts.task)
         return plans.make(
             facts,
             Pipeline.from_config(config.get("pipeline", {})),

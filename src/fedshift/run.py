@@ -31,6 +31,7 @@ from fedshift.engines.flower.remote import SCORE, Answers, Remote, handle
 from fedshift.engines.loop import one_thread
 from fedshift.errors import BadRun, BadValue
 from fedshift.federation import Client, Federation
+from fedshift.kept import Kept
 from fedshift.lines import Line as Line
 from fedshift.method import Method, Stage, State
 from fedshift.models import ModelSpec
@@ -41,6 +42,7 @@ from fedshift.report.read import record
 from fedshift.tree import Tree
 from fedshift.trip import Job, Result
 
+_TOLD = 10  # so many clients get a warning each, more get one together
 _LEFT = re.compile(r"\.tmp-\d+-\d+")  # names of `fedshift.files` for what is not whole yet
 
 
@@ -126,10 +128,10 @@ class Run:
         rest = federation.without(self.hold_out) if self.hold_out else federation
         self.federation = rest.pooled() if self.method.pooled else rest
         self._check_data()
-        spec = ModelSpec.of(federation.recommended.get("model", "mlp") if model is None else model)
+        spec = ModelSpec.of(recommended_model(federation) if model is None else model)
         self.spec = spec
         facts = self.federation.facts()
-        built = spec.build(facts.shape, facts.classes, keys.fold(seed, "model"))
+        built = spec.build(facts.shape, facts.classes, keys.fold(seed, "model"), facts.task)
         self.device = choice.device_of(device)
         self.plan = plans.make(
             facts,
@@ -206,8 +208,9 @@ class Run:
         missing: dict[str, str] = {}
         if isinstance(result, Answers):
             sent, came, missing = result.sent, result.came, result.missing
-        good, left_out = self._sound(stage, now, result)
-        kept = {**now.kept, **dict(zip(good.clients, good.kept))}
+        with one_thread(self.device):  # many small tensors
+            good, left_out = self._sound(stage, now, result)
+        kept = now.kept.updated(dict(zip(good.clients, good.kept)))
         server = now.server
         if stage.program != "tune":
             key = keys.fold(self.seed, "server", stage.name, now.round)
@@ -234,7 +237,7 @@ class Run:
         found[-1] |= {"seconds": time.perf_counter() - start, "warnings": self._warned}
         self._warned = []
         if self.plan.privacy is not None:
-            found[-1] |= ledger.cost(self.plan.privacy, self._ledger.most)
+            found[-1] |= self.spent
         late = scored and self._elsewhere
         if scored and not late:
             found = lines.scored(found, self._scores(server, kept), self.method.view)
@@ -271,7 +274,7 @@ class Run:
                     key=keys.fold(self.seed, "client", name, stage.name, now.round),
                     payload=payload,
                     model=now.server.model,
-                    kept=dict(now.kept[name]),
+                    kept=now.kept.own(name),
                     place=self._place[name],
                     samples=n,
                     steps=local_work(self.protocol, stage, n),
@@ -316,7 +319,7 @@ class Run:
                 "is as it was before: look at its data, or lower the learning rate"
             )
         own = zip(result.clients, result.kept, good)
-        kept = [k if sound else dict(now.kept[c]) for c, k, sound in own]
+        kept = [k if sound else now.kept.own(c) for c, k, sound in own]
         return dataclasses.replace(result, kept=kept)
 
     def _stop(self, who: str, now: Progress, remedy: str) -> NoReturn:
@@ -416,7 +419,7 @@ class Run:
         best: Best | None,
         line: Line,
         server: Server,
-        kept: Mapping[str, Tree],
+        kept: Kept,
         scored: bool,
     ) -> Best | None:
         """The best round so far, for the rules that choose one."""
@@ -429,7 +432,7 @@ class Run:
         return best
 
     @property
-    def selected(self) -> tuple[Tree, Mapping[str, Tree]]:
+    def selected(self) -> tuple[Tree, Kept]:
         """The global tensors and what clients keep, of the round that the rule selects."""
         if self.progress.best is not None:
             return self.progress.best.model, self.progress.best.kept
@@ -547,7 +550,7 @@ class Run:
         model, kept = self.selected
         meta = {"method": self.method.name, "model": self.spec.name}
         files.save_tensors(self.out / "model.safetensors", model, meta)
-        for client, own in kept.items():
+        for client, own in kept.touched.items():
             if own and not self._elsewhere:  # what sites keep they have saved themselves
                 files.save_tensors(
                     self.out / "personal" / f"{client}.safetensors", own, {**meta, "client": client}
@@ -557,15 +560,9 @@ class Run:
 
     def _beginning(self) -> Progress:
         server = aggregate.begin(self.plan)
-        if self._elsewhere:
-            return checkpoint.ordered(
-                Progress(0, 0, 0, server, {c: handle(0) for c in self.federation.names})
-            )
-        kept = aggregate.begin_client(self.plan, server.model)
-        # Every client has tensors of its own, as after a resumption: engines treat what is the same
-        # object for all clients in another way.
-        each = {c: {n: t.clone() for n, t in kept.items()} for c in self.federation.names}
-        return checkpoint.ordered(Progress(0, 0, 0, server, each))
+        own = aggregate.begin_client(self.plan, server.model)
+        kept = Kept(self.federation.names, handle(0) if self._elsewhere else own)
+        return checkpoint.ordered(Progress(0, 0, 0, server, kept))
 
     @classmethod
     def resume(
@@ -629,6 +626,12 @@ class Run:
         written = self.out is not None and privacy.source == "system"
         return ledger.Ledger(self.out / "releases.json" if written and self.out else None)
 
+    @property
+    def spent(self) -> Line:
+        """What privacy has cost the client that took part most often: epsilon, at delta."""
+        privacy = self.plan.privacy
+        return {} if privacy is None else ledger.cost(privacy, self._ledger.most)
+
     def _leaves(self, stage: Stage) -> bool:
         """Whether clients let anything leave in a round of a stage."""
         return self.plan.privacy is not None and (
@@ -649,23 +652,36 @@ class Run:
         return self.spec.rebuildable and all(methods.spec_of(p) for p in self.method.parts)
 
     def _check_data(self) -> None:
-        name, clients = self.federation.name, len(self.federation.clients)
-        if self.protocol.participation > clients and not self.method.pooled:
+        clients = self.federation.clients
+        if self.protocol.participation > len(clients) and not self.method.pooled:
             self._warn(
                 f"{self.protocol.participation:g} clients were to take part in a round, but "
-                f"'{name}' trains {clients}: all take part"
+                f"'{self.federation.name}' trains {len(clients)}: all take part"
             )
-        for client in self.federation.clients:
-            if 0 < len(client.train) < self.protocol.batch:
-                self._warn(
-                    f"client '{client.name}' has {len(client.train)} training samples, fewer than "
-                    f"a batch of {self.protocol.batch}: its batches repeat samples"
-                )
-            if len(self.federation.classes) > 1 and _one_class(client):
-                self._warn(
-                    f"client '{client.name}' has training samples of one class alone: "
-                    "its own model will know no other"
-                )
+        small = [c for c in clients if 0 < len(c.train) < self.protocol.batch]
+        self._warn_of_each(
+            small,
+            lambda c: (
+                f"client '{c.name}' has {len(c.train)} training samples, fewer than "
+                f"a batch of {self.protocol.batch}: its batches repeat samples"
+            ),
+        )
+        many = len(self.federation.classes) > 1
+        self._warn_of_each(
+            [c for c in clients if many and _one_class(c)],
+            lambda c: (
+                f"client '{c.name}' has training samples of one class alone: "
+                "its own model will know no other"
+            ),
+        )
+
+    def _warn_of_each(self, clients: Sequence[Client], sentence: Callable[[Client], str]) -> None:
+        """Warn of each client, or, of very many, of the first."""
+        if len(clients) > _TOLD:
+            self._warn(f"{sentence(clients[0])} (so it is with {len(clients) - 1} more clients)")
+            return
+        for client in clients:
+            self._warn(sentence(client))
 
 
 @contextmanager
@@ -694,6 +710,17 @@ def recommended_protocol(federation: Federation) -> Protocol:
     """
     known = {f.name for f in dataclasses.fields(Protocol)}
     return Protocol(**{n: v for n, v in federation.recommended.items() if n in known})
+
+
+def recommended_model(federation: Federation) -> Any:
+    """The model that a federation recommends, or one that fits most data of its task.
+
+    >>> from fedshift.data import load
+    >>> recommended_model(load("shifted-digits"))
+    'small-cnn'
+    """
+    plain = {"classification": "mlp", "segmentation": "unet-small"}
+    return federation.recommended.get("model", plain[federation.task])
 
 
 def _composed(method: Method | Composed | str) -> Composed:
@@ -731,13 +758,12 @@ def _on_device(progress: Progress, device: torch.device) -> Progress:
         move(progress.server.model),
         {m: State(move(s.tensors), s.numbers) for m, s in progress.server.methods.items()},
     )
+
+    def each(kept: Kept) -> Kept:
+        touched = {c: move(tree) for c, tree in kept.touched.items()}
+        return Kept(kept, move(kept.initial)).updated(touched)
+
     best = progress.best
     if best is not None:
-        kept = {c: move(k) for c, k in best.kept.items()}
-        best = dataclasses.replace(best, model=move(best.model), kept=kept)
-    return dataclasses.replace(
-        progress,
-        server=server,
-        kept={c: move(k) for c, k in progress.kept.items()},
-        best=best,
-    )
+        best = dataclasses.replace(best, model=move(best.model), kept=each(best.kept))
+    return dataclasses.replace(progress, server=server, kept=each(progress.kept), best=best)

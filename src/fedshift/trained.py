@@ -33,7 +33,6 @@ class Trained:
         model: the global tensors.
         kept: what each client keeps.
         classes: names of the classes; a position is a label.
-        metric: what scores are called.
         source: what the run was trained on.
         folder: the run's.
     """
@@ -42,9 +41,18 @@ class Trained:
     model: Tree
     kept: Mapping[str, Tree]
     classes: tuple[str, ...]
-    metric: str = "accuracy"
     source: str = ""
     folder: Path = Path()
+
+    @property
+    def metric(self) -> str:
+        """What scores are."""
+        return self.plan.facts.metric
+
+    @property
+    def segments(self) -> bool:
+        """Whether it labels pixels."""
+        return self.plan.facts.task == "segmentation"
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -58,6 +66,8 @@ class Trained:
 
     def predict(self, x: Any, client: str | None = None, unseen: bool = False) -> Tensor:
         """The probability of every class for each input, float [N, classes].
+
+        A run that segments gives one for each pixel, float [N, classes, H, W].
 
         Args:
             x: raw inputs like those of the training data: images [N, H, W], [N, C, H, W] or
@@ -80,6 +90,11 @@ class Trained:
         """The mean score of probabilities against labels."""
         if len(y) != len(probabilities):
             raise BadData(f"there are {len(probabilities)} inputs but {len(y)} labels")
+        if y.shape[1:] != probabilities.shape[2:]:
+            raise BadData(
+                f"labels have shape {list(y.shape)}, but the model labels "
+                f"{list(probabilities.shape[:1] + probabilities.shape[2:])}: make them one"
+            )
         if y.is_floating_point() or y.is_complex():
             raise BadData(f"labels have type {y.dtype}: give whole numbers from 0")
         low, high = (int(y.min()), int(y.max())) if len(y) else (0, 0)
@@ -88,7 +103,7 @@ class Trained:
                 f"labels run from {low} to {high}, but the model knows "
                 f"{len(self.classes)} classes (0 to {len(self.classes) - 1})"
             )
-        return float(task.scores(self.plan.facts.task, probabilities, y.long()).mean())
+        return float(task.scores(self.metric, probabilities, y.long()).mean())
 
     def _inputs(self, x: Any) -> Tensor:
         tensor = torch.as_tensor(x)
@@ -176,7 +191,7 @@ def load(folder: str | os.PathLike[str], device: str = "auto") -> Trained:
             f"end it with: {files.resuming(folder)}"
         )
     where = device_of(device)
-    plan = plan_of(config, folder, where)
+    plan = plan_of(config, folder, where, trained=True)
     model, _ = _read(path, folder)
     _check(model, plan, path)
     kept = {}
@@ -191,7 +206,6 @@ def load(folder: str | os.PathLike[str], device: str = "auto") -> Trained:
         _moved(model, where),
         kept,
         tuple(config["facts"]["classes"]),
-        config.get("metric", "accuracy"),
         config["source"].get("data", ""),
         folder,
     )

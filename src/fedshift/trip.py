@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift import keys, privacy, task
+from fedshift import keys, noising, task
 from fedshift.batches import Pool, View, order
 from fedshift.draws import keyed
 from fedshift.layers import fast
@@ -234,7 +234,7 @@ class Trip:
         dims, initial = work.dims["dyn"]["initial"], work.dyn["initial"]
         each = {n: initial[n] if self.mapped and dims[n] == 0 else initial[n][None] for n in model}
         key = work.dyn["key"].reshape(-1)
-        return privacy.leave(self.plan.privacy, model, extras, each, self._shared, key)
+        return noising.leave(self.plan.privacy, model, extras, each, self._shared, key)
 
     def _told(self, work: _Work) -> Tree:
         """The losses; a client that trusts no server does not tell them."""
@@ -275,6 +275,8 @@ class Trip:
             here = keys.fold_in(keys.fold_in(work.dyn["key"], work.t), "augment")
             sample = torch.arange(index.shape[-1], device=index.device)
             each = keys.fold_in(here[..., None], sample).reshape(-1)
+            if self.plan.facts.task == "segmentation":
+                y = self.plan.pipeline.labels(y, each, self.plan.dtype)
         x = self.plan.pipeline(x, each, self.plan.dtype)
         return x.reshape(*index.shape, *x.shape[1:]), y.reshape(*index.shape, *y.shape[1:])
 

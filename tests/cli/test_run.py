@@ -8,6 +8,7 @@ import time
 import tomllib
 
 import pytest
+import torch
 
 from fedshift import files
 from fedshift.cli import result
@@ -153,6 +154,22 @@ def test_own_model_own_method_and_own_data(capsys, tmp_path):
     again = call(capsys, "run", "--resume", tmp_path / "r", "--json")
     assert again.json["weights_sha256"] == found.json["weights_sha256"]
     assert "at most" not in call(capsys, "run", "my.py:Mine", "--set", "p=7").error
+
+
+def test_a_run_begins_with_the_weights_of_a_file(capsys, tmp_path):
+    """The model of a run is such a file; with a rate of 0 it comes out as it went in."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    call(capsys, "run", "fedavg", *QUICK, "--out", first, "--seed", 3)
+    weights = first / "model.safetensors"
+    called = call(
+        capsys, "run", "fedavg", *QUICK, "--lr", 0, "--pretrained", weights, "--out", second
+    )
+    assert called.code == 0, called.err
+    a, b = (files.load_tensors(folder / "model.safetensors")[0] for folder in (first, second))
+    for name in a:  # the mean of equal weights is rounded
+        torch.testing.assert_close(a[name], b[name], rtol=1e-6, atol=1e-7)
+    error = call(capsys, "run", "fedavg", *QUICK, "--pretrained", tmp_path / "none").error
+    assert "pretrained weights" in error and "do not exist: check the path" in error
 
 
 def test_a_finished_run_resumes_to_itself(capsys, runs):

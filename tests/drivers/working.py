@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedshift.engines.workers import _Gathered, _Worker
+from fedshift.engines.loop import Gathered
+from fedshift.engines.workers import _Worker
 from tests.drivers import toy_run
 
 
@@ -25,10 +26,14 @@ def accident(kind: str) -> None:
     send, answer = _Worker.send, _Worker.answer
 
     def sending(self: _Worker, message: dict[str, Any]) -> None:
-        send(self, message)
         if "client" not in message:
+            send(self, message)
             return
-        if (trip := next(given)) == 3 and kind == "worker":
+        dies = (trip := next(given)) == 3 and kind == "worker"
+        if dies:  # before it could answer, however slow this process is
+            os.kill(self._process.pid, signal.SIGSTOP)
+        send(self, message)
+        if dies:
             os.kill(self._process.pid, signal.SIGKILL)
             print("killed the worker of", message["client"], flush=True)
         if trip == 3 and kind == "wait":
@@ -36,7 +41,7 @@ def accident(kind: str) -> None:
         if kind == "wait":
             time.sleep(0.05)  # so that the signal finds workers in the midst of a round
 
-    def answering(self: _Worker, client: str, k: int, whole: _Gathered) -> None:
+    def answering(self: _Worker, client: str, k: int, whole: Gathered) -> None:
         answer(self, client, k, whole)
         if next(back) == 3 and kind == "ctrl-c":
             os.killpg(os.getpgid(0), signal.SIGINT)

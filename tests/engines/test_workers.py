@@ -10,7 +10,7 @@ import torch
 
 import fedshift as fs
 from fedshift import data, tree
-from fedshift.engines.arena import Arena, from_file, mapped_file
+from fedshift.engines.arena import Arena, from_file, mapped_files
 from fedshift.run import Run
 
 
@@ -82,7 +82,7 @@ def test_a_mapped_file_is_found_and_mapped_again(tmp_path: Path):
     path.write_bytes(bytes(range(256)) * 64)
     whole = torch.from_file(str(path), shared=False, size=256 * 64, dtype=torch.uint8)
     part = whole[5000:6000].reshape(10, 100)
-    where = mapped_file(part)
+    where, nowhere = mapped_files([part, torch.zeros(10)])
     assert where is not None and where[0] == str(path)
     assert torch.equal(from_file(*where, "uint8", [10, 100]), part)
-    assert mapped_file(torch.zeros(10)) is None
+    assert nowhere is None

@@ -41,7 +41,7 @@ def trip_of(run):
     while run.stages[run.progress.stage].name != "train":
         run._round(0.0)
     job = run._jobs(run.stages[run.progress.stage], run.progress)[0]
-    trip = run._engine._trips[job.place]
+    trip = run._engine.trip(job.place)
     return trip, trip.begin([replace(job, place=0)], job.steps)
 
 
@@ -525,9 +525,3 @@ def test_local_training_before_there_are_pseudo_data_is_refused():
     with pytest.raises(CannotCombine, match="in the stage 'warm'"):
         start(Early() + quick(), ONE).play()
     start(quick() + Early(), ONE).play()
-
-
-def test_the_wrong_task():
-    facts = replace(federation().facts(), task="segmentation")
-    with pytest.raises(BadData, match="classification"):
-        FedBR().build(ToyNet(), facts)

@@ -12,13 +12,12 @@ from torch.nn import functional as F
 import fedshift as fs
 from fedshift import keys
 from fedshift.engines import choice
-from fedshift.errors import BadModel
 from fedshift.evaluate import logits
 from fedshift.federation import Client, Facts
 from fedshift.method import Ctx, Uploads
-from fedshift.methods.fedgenp import consistency
 from fedshift.models import Staged
 from fedshift.net import Net
+from fedshift.parts.generated import consistency
 from fedshift.parts.labels import draw_labels
 from fedshift.parts.latent_generator import BUFFERS, split
 from fedshift.parts.rows import rows_of
@@ -531,12 +530,6 @@ def test_who_takes_part_alone_is_as_in_fedavg():
     alone, plain = start(small(), protocol).play(), start("fedavg", protocol).play()
     assert largest_difference(alone.progress.server.model, plain.progress.server.model) < 1e-12
     assert server_of(alone).numbers["rounds"] == 0
-
-
-def test_only_classification():
-    facts = Facts("segmentation", 2, (4,), ("a",), width=4)
-    with pytest.raises(BadModel, match="classifies"):
-        FedGenP().init_server({}, facts)
 
 
 class Published(Staged):

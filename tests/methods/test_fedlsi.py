@@ -128,8 +128,6 @@ def test_refusals():
     with pytest.raises(BadValue, match="no statistics to match"):
         FedLSI(head_norm=False, inversion_statistics=0.0, inversion_frozen=False)
     assert not FedLSI(head_norm=False, translator=False).head_norm
-    with pytest.raises(BadValue, match="task is segmentation"):
-        FedLSI().build(Wide(3), Facts("segmentation", 3, (3, 8, 8), ("a",), width=512))
 
 
 # -- stages ------------------------------------------------------------------------------------

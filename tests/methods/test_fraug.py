@@ -710,6 +710,3 @@ def test_in_bfloat16_tensors_stay_float32_and_finite():
 def test_what_cannot_be_is_refused():
     with pytest.raises(BadValue, match="augment is 'both': choose from learned"):
         FRAug(augment="both")
-    facts = Facts("segmentation", 2, (1, 8, 8), ("a",), width=4)
-    with pytest.raises(BadValue, match="one label per sample"):
-        FRAug().build(nn.Module(), facts)

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from fedshift.errors import BadValue
-from fedshift.parts.contrast import check_temperature, cosine, infonce, projector, scaled, two_way
+from fedshift.parts.contrast import (
+    check_temperature,
+    cosine,
+    infonce,
+    projector,
+    scaled,
+    supervised,
+    two_way,
+)
 
 E1 = torch.tensor([[1.0, 2.0], [0.0, 1.0]], dtype=torch.float64)
 E2 = torch.tensor([[2.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
@@ -100,3 +108,27 @@ def test_nothing_is_divided_by_zero():
     check_temperature(0.0, "multiply", "m.tau")
     with pytest.raises(BadValue, match=r"m\.tau is 0"):
         check_temperature(0.0, "divide", "m.tau")
+
+
+def test_supervised_contrast():
+    """Of equal similarity: with one positive and one negative log 2, with two of each log 4.
+
+    At a right angle, a row's positive beats its two negatives by e^(1/t): log(1 + 2 e^(-1/t)).
+    """
+    ones = torch.ones(5, 3, dtype=torch.float64)
+    assert supervised(ones[:3], torch.tensor([0, 0, 1]), 0.07).item() == pytest.approx(math.log(2))
+    found = supervised(ones, torch.tensor([0, 0, 0, 1, 2]), 0.07)
+    assert found.item() == pytest.approx(math.log(4))
+    z = torch.tensor([[1.0, 0], [3, 0], [0, 1], [0, 2]], dtype=torch.float64)
+    found = supervised(z, torch.tensor([4, 4, 7, 7]), 0.5)
+    assert found.item() == pytest.approx(math.log(1 + 2 * math.exp(-2)))
+
+
+def test_supervised_contrast_where_nobody_has_a_partner_and_of_zeros():
+    z = torch.randn(3, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    alone = supervised(z, torch.arange(3), 0.07)
+    (grad,) = torch.autograd.grad(alone, z)
+    assert alone == 0 and not grad.any()
+    zero = torch.zeros(4, 2, requires_grad=True)
+    (grad,) = torch.autograd.grad(supervised(zero, torch.tensor([0, 0, 1, 1]), 0.07), zero)
+    assert torch.isfinite(grad).all()

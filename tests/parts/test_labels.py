@@ -9,7 +9,7 @@ from fedshift import keys
 from fedshift.batches import Pool, View
 from fedshift.data.augment import Pipeline
 from fedshift.federation import Samples
-from fedshift.parts.labels import class_counts, cyclic, draw_labels, one_hot
+from fedshift.parts.labels import class_counts, cyclic, draw_labels, hard, one_hot
 
 
 def test_counts_leave_padding_out():
@@ -46,3 +46,9 @@ def test_cycles_go_on_from_batch_to_batch():
     assert cyclic(torch.tensor(32), 4, 7).tolist() == [2, 3, 4, 5]
     assert cyclic(torch.tensor(33), 4, 7).tolist() == [6, 0, 1, 2]
     assert cyclic(torch.tensor(0), 7, 2).tolist() == [0, 1, 0, 1, 0, 1, 0]
+
+
+def test_soft_labels_count_as_their_heaviest():
+    soft = torch.tensor([[0.2, 0.1, 0.7], [0.6, 0.4, 0.0]])
+    assert hard(soft).tolist() == [2, 0]
+    assert torch.equal(hard(torch.tensor([1, 2])), torch.tensor([1, 2]))

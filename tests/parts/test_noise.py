@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedshift import keys
-from fedshift.parts.noise import NOISES
+from fedshift.parts.noise import NOISES, perturbed
 
 N = 40_000
 
@@ -34,3 +34,15 @@ def test_streams_are_the_clients_own(name):
     mapped = torch.vmap(lambda k: NOISES[name](k, (4,), torch.float64))(both)
     assert torch.equal(mapped[1], NOISES[name](keys.as_tensor(2), (4,), torch.float64))
     assert not torch.equal(mapped[0], mapped[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "variance"), [("uniform", 1 / 12), ("laplace", 0.5), ("normal", 0.25)]
+)
+def test_scale_of_perturbations(name, variance):
+    """At g = 1/2: g^2 / 3, 2 g^2, g^2."""
+    x = torch.full((N,), 3.0, dtype=torch.float64)
+    y = perturbed(x, name, 0.5, keys.as_tensor(7))
+    assert y.mean().item() == pytest.approx(3.0, abs=0.02)
+    assert y.var().item() == pytest.approx(variance, rel=0.05)
+    assert torch.equal(perturbed(x, name, 0.0, keys.as_tensor(7)), x)

@@ -65,6 +65,8 @@ def test_half_precision_is_computed_in_single_and_given_back():
 def test_chosen_stages():
     assert list(style.chosen(SHAPES, "maps")) == ["conv1", "tokens"]
     assert list(style.chosen(SHAPES, "all")) == list(SHAPES)
+    assert list(style.chosen({**SHAPES, "late": (4, 2)}, "early")) == ["conv1", "tokens"]
+    assert style.chosen(SHAPES, "none") == {}
     # in the order of the model, whatever the order of the text
     assert list(style.chosen(SHAPES, "fc,1")) == ["conv1", "fc"]
     assert [style.channels(s) for s in SHAPES.values()] == [4, 6, 8, 5]
@@ -75,3 +77,9 @@ def test_chosen_stages():
         style.chosen(SHAPES, "5")
     with pytest.raises(BadModel, match="'all'"):
         style.chosen({"fc": (5,)}, "maps")
+
+
+def test_stages_without_a_style_are_refused():
+    assert list(style.with_style(SHAPES, "maps", "x.layers")) == ["conv1", "tokens"]
+    with pytest.raises(BadModel, match=r"x\.layers names stage 'pooled'.*no style: name stages"):
+        style.with_style(SHAPES, "all", "x.layers")

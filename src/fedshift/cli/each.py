@@ -78,6 +78,7 @@ def resume(folder: Path, first: Path, json: bool) -> None:
             out=out,
             hold_out=[name],
             checkpoint_every=like.checkpoint_every,
+            privacy=like.plan.privacy,
             say=messages.note,
             warn=messages.warning,
         )

@@ -21,6 +21,7 @@ _HOMES = {
     "list": "fedshift.cli.listing",
     "show": "fedshift.cli.show",
     "predict": "fedshift.cli.predict",
+    "reproduce": "fedshift.cli.reproduce",
     **dict.fromkeys(("certs", "site", "deploy", "status"), "fedshift.cli.sites"),
 }
 

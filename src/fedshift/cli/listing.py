@@ -41,7 +41,7 @@ def methods() -> list[dict[str, Any]]:
 
 
 def data() -> list[dict[str, Any]]:
-    """Every federation that needs no files."""
+    """Every federation that has a name."""
     from fedshift import data as registry
 
     return [{"name": n, "about": about} for n, about in registry.names().items()]

@@ -16,6 +16,7 @@ from typing import Any
 
 from fedshift.errors import BadValue, UnknownName
 from fedshift.hparam import Hyper, hp, hypers
+from fedshift.privacy import Privacy
 from fedshift.protocol import Protocol
 
 
@@ -27,6 +28,7 @@ class Setup:
     model: str = hp("", "a network's name, or one of your own: nets.py:Net")
     stages: str = hp("", "a model's submodules after which methods may put layers: conv1,conv2")
     head: str = hp("", "a model's last layer: fc")
+    pretrained: str = hp("", "a .safetensors file with the weights that the model begins with")
     seed: int = hp(0, "of everything random", low=0)
     engine: str = hp("auto", "where clients train: auto, loop or stacked")
     workers: int = hp(0, "processes of the loop engine on a CPU", low=1)
@@ -39,6 +41,7 @@ class Setup:
 
 SETUP = hypers(Setup)
 PROTOCOL = hypers(Protocol)
+PRIVACY = {f"dp_{name}": hyper for name, hyper in hypers(Privacy).items()}
 SEEDS = Hyper("seeds", 3, "how many seeds, counted from --seed", int, low=1)
 _ELSEWHERE = {"model": "the data's", "workers": "a measured rule", "out": "a new one in runs/"}
 
@@ -50,6 +53,7 @@ class Options:
     Args:
         setup: fields of `Setup`.
         protocol: fields of `Protocol`.
+        privacy: fields of `Privacy`, by their names as options (dp_clip).
         settings: hyperparameters of methods, by "mu" or "fedprox.mu".
         hold_out: names of clients, or "each".
         seeds: how many (None: not named).
@@ -57,6 +61,7 @@ class Options:
 
     setup: dict[str, Any] = dataclasses.field(default_factory=dict)
     protocol: dict[str, Any] = dataclasses.field(default_factory=dict)
+    privacy: dict[str, Any] = dataclasses.field(default_factory=dict)
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     hold_out: tuple[str, ...] = ()
     seeds: int | None = None
@@ -75,6 +80,15 @@ class Options:
         if "epochs" in self.protocol:
             values.pop("steps", None)
         return Protocol(**{**values, **self.protocol})
+
+    def full_privacy(self) -> Privacy | None:
+        """Clipping and noise, where any of it was asked for.
+
+        >>> Options(privacy={"dp_noise": 2.0}).full_privacy().noise
+        2.0
+        """
+        given = {n.removeprefix("dp_"): v for n, v in self.privacy.items()}
+        return Privacy(**given) if given else None
 
 
 def flag(name: str) -> str:
@@ -115,9 +129,33 @@ def add(parser: argparse.ArgumentParser, *, seeds: bool) -> None:
     group = parser.add_argument_group("protocol (default: what the data recommend)")
     for hyper in PROTOCOL.values():
         _add(group, hyper)
+    group = parser.add_argument_group("differential privacy (off unless one of these is given)")
+    for name, hyper in PRIVACY.items():
+        _add(group, dataclasses.replace(hyper, name=name))
 
 
-def _add(group: argparse._ArgumentGroup, hyper: Hyper) -> None:
+def add_one(parser: argparse.ArgumentParser, name: str) -> None:
+    """Give a parser one option of a run alone."""
+    _add(parser, SETUP[name])
+
+
+def one(args: argparse.Namespace, name: str) -> Any:
+    """The value of such an option, converted and checked."""
+    text = getattr(args, name)
+    return SETUP[name].default if text is None else _checked(SETUP[name], text, flag(name))
+
+
+def whole(text: str | None, name: str) -> int:
+    """A whole number from 1 on, or 0 where it was not named.
+
+    >>> whole("3", "seeds"), whole(None, "seeds")
+    (3, 0)
+    """
+    known = Hyper(name, 0, "", int, low=1)
+    return 0 if text is None else int(_checked(known, text, flag(name)))
+
+
+def _add(group: argparse._ActionsContainer, hyper: Hyper) -> None:
     """One option; its text is converted later, when the file has been read too."""
     default = _ELSEWHERE.get(hyper.name, "" if hyper.default == "" else _word(hyper.default))
     extra = [t for t in (_bounds(hyper), f"default: {default}" if default else "") if t]
@@ -166,7 +204,7 @@ def read(args: argparse.Namespace) -> Options:
 
 def _known(args: argparse.Namespace) -> set[str]:
     """The names of options that this command has."""
-    return {*SETUP, *PROTOCOL, "hold_out", "set"} | ({"seeds"} & set(vars(args)))
+    return {*SETUP, *PROTOCOL, *PRIVACY, "hold_out", "set"} | ({"seeds"} & set(vars(args)))
 
 
 def _from_file(options: Options, path: Path, known: set[str]) -> None:
@@ -227,6 +265,8 @@ def _store(options: Options, name: str, value: Any, where: str) -> None:
         if other:
             options.protocol.pop(other, None)
         options.protocol[name] = _checked(PROTOCOL[name], value, where)
+    elif name in PRIVACY:
+        options.privacy[name] = _checked(PRIVACY[name], value, where)
     else:
         if isinstance(value, list) and name == "stages":
             value = ",".join(map(str, value))

@@ -16,6 +16,7 @@ COMMANDS = {
     "list": "list methods, data or models",
     "show": "say what a method does, takes, sends and keeps",
     "predict": "label new data with the model of a run",
+    "reproduce": "play a table of a paper, and set ours beside the published numbers",
     "certs": "make the keys and certificates of a federation over real machines",
     "site": "describe a site of such a federation (init), or connect it (run)",
     "deploy": "serve such a federation and train over its sites",
@@ -92,6 +93,7 @@ def _build() -> tuple[Parser, dict[str, Parser]]:
     commands["list"].add_argument("what", metavar="WHAT", help=" | ".join(LISTS))
     _show(commands["show"])
     _predict(commands["predict"])
+    _reproduce(commands["reproduce"])
     _certs(commands["certs"])
     _site(commands["site"])
     _deploy(commands["deploy"])
@@ -146,7 +148,7 @@ def _predict(parser: Parser) -> None:
         required=True,
         metavar="NEW",
         help="an .npz file with x (and y where known), a folder of images (in folders named like "
-        "the classes where known), or a federation's name",
+        "the classes where known; for masks, images/ and masks/), or a federation's name",
     )
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--client", metavar="NAME", help="predict with this client's own model")
@@ -155,8 +157,37 @@ def _predict(parser: Parser) -> None:
         action="store_true",
         help="predict for a site that never took part, from its inputs alone",
     )
-    parser.add_argument("--out", metavar="FILE.csv", help="where the table goes (default: stdout)")
+    parser.add_argument(
+        "--out",
+        metavar="FILE.csv",
+        help="where the table goes (default: stdout); masks go to FILE.npz or into a folder",
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+
+
+def _reproduce(parser: Parser) -> None:
+    parser.add_argument(
+        "experiment", metavar="EXPERIMENT", nargs="?", help="a table, such as fedfa/table3"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="the experiments, and which have their data here"
+    )
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help="only these rows")
+    parser.add_argument(
+        "--settings", nargs="+", metavar="TEXT", help="only blocks whose title has one of these"
+    )
+    parser.add_argument("--seeds", metavar="N", help="how many (default: the recipe's)")
+    parser.add_argument("--rounds", metavar="N", help="fewer rounds than the paper's")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="two rounds of two steps, one seed; a stand-in where the data are not there",
+    )
+    parser.add_argument(
+        "--pretrained", metavar="FILE", help="ImageNet's weights, where the paper begins with them"
+    )
+    for name in ("engine", "workers", "device", "dtype", "out"):
+        options.add_one(parser, name)
 
 
 def _certs(parser: Parser) -> None:

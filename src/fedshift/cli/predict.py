@@ -1,4 +1,4 @@
-"""`fedshift predict`: label new data with what a run learnt.
+"""`fedshift predict`: label new data, or their pixels, with what a run learnt.
 
 Labels are optional everywhere. What is read here, unlike in `fedshift.data`, is one flat list of
 samples: of an .npz file every array that is called x, of a folder every image below it, of a
@@ -11,6 +11,7 @@ import argparse
 import csv
 import dataclasses
 import io
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +22,8 @@ import torch
 from torch import Tensor
 
 from fedshift import data, files
-from fedshift.cli import messages
-from fedshift.data import images
+from fedshift.cli import messages, segments
+from fedshift.data import images, masks
 from fedshift.data.in_memory import read_npz
 from fedshift.errors import BadData, BadValue
 from fedshift.trained import Trained, load
@@ -32,7 +33,7 @@ UNKNOWN = -1  # the label of a sample whose class is not known
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """Samples with a name each, and their labels where they are known."""
+    """Samples with a name each, and their labels (or those of their pixels) where known."""
 
     names: list[str]
     x: Tensor
@@ -48,14 +49,14 @@ def command(args: argparse.Namespace) -> None:
     found = trained.predict(inputs.x, args.client, args.unseen)
     known = _known(inputs.y)
     score = trained.grade(found[known], inputs.y[known]) if bool(known.any()) else None
-    rows = _rows(trained, inputs, found)
+    rows, table = _tables(trained, inputs, found, known)
     if args.out is not None:
-        files.write_text(args.out, _csv(rows))
+        _write(args.out, trained, inputs, found, table)
     if args.json:
         messages.print_json(_object(args, trained, rows, score, int(known.sum())))
     else:
         if args.out is None:
-            sys.stdout.write(_csv(rows))
+            sys.stdout.write(table)
         if score is not None:
             messages.note(
                 f"{trained.metric} {100 * score:.2f} % on {int(known.sum())} labelled samples"
@@ -68,6 +69,33 @@ def _check_out(out: str | None) -> None:
     """Refuse to write over what is no table: a run's own files, the data…"""
     if out is not None and Path(out).is_file() and Path(out).suffix.lower() != ".csv":
         raise BadValue(f"--out {out} is there and no .csv file: choose another name")
+    if out is not None and Path(out).is_dir() and any(Path(out).iterdir()):
+        raise BadValue(f"--out {out} holds something already: choose another folder")
+
+
+def _tables(
+    trained: Trained, inputs: Inputs, found: Tensor, known: Tensor
+) -> tuple[list[dict[str, Any]], str]:
+    """A row for each sample, and all of them as a table in CSV."""
+    if not trained.segments:
+        rows = _rows(trained, inputs, found)
+        return rows, _csv(rows)
+    said = trained.classes, trained.metric, found, inputs.y, known
+    rows = segments.rows(inputs.column, inputs.names, *said)
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(segments.csv_rows(rows, trained.metric))
+    return rows, out.getvalue()
+
+
+def _write(out: str, trained: Trained, inputs: Inputs, found: Tensor, table: str) -> None:
+    """The table; of a run that segments the masks, and in a folder the table too."""
+    path = Path(out)
+    if trained.segments and path.suffix.lower() != ".csv":
+        segments.write(path, inputs.names, trained.classes, found)
+        if path.suffix.lower() != ".npz":
+            files.write_text(path / "table.csv", table)
+        return
+    files.write_text(path, table)
 
 
 def _object(
@@ -99,11 +127,6 @@ def _known(y: Tensor) -> Tensor:
 
 
 def _rows(trained: Trained, inputs: Inputs, found: Tensor) -> list[dict[str, Any]]:
-    if found.ndim != 2:
-        raise BadData(
-            "this run segments, and a table cannot hold its pixels: take "
-            "fs.load(RUN).predict(x) in Python"
-        )
     names = trained.classes
     rows = []
     for name, row, best, y in zip(
@@ -162,7 +185,7 @@ def _from_federation(text: str, trained: Trained, client: str | None) -> Inputs:
     messages.note(f"predicting the test data of {', '.join(c.name for c in parts)}")
     names = [f"{c.name}/test/{k}" for c in parts for k in range(len(c.test))]
     x, y = (torch.cat([getattr(c.test, axis) for c in parts]) for axis in ("x", "y"))
-    return Inputs(names, x, _labels(y, federation.classes, trained, text))
+    return Inputs(names, x, _labels(y.long(), federation.classes, trained, text))
 
 
 def _labels(y: Tensor, classes: Sequence[str], trained: Trained, where: str) -> Tensor:
@@ -191,7 +214,9 @@ def _from_npz(path: Path, trained: Trained, client: str | None) -> Inputs:
     for place in mine or places:
         x = _tensor(arrays[f"{place}x"], f"{path}: {place}x")
         labels = arrays.get(f"{place}y")
-        y = torch.full((len(x),), UNKNOWN) if labels is None else _whole(labels, len(x), path)
+        y = _unknown(len(x), trained)
+        if labels is not None:
+            y = _whole(labels, y.shape, path)
         names += [f"{place.rstrip('/._')}/{k}" if place else str(k) for k in range(len(x))]
         xs.append(x)
         ys.append(y)
@@ -210,18 +235,32 @@ def _tensor(array: Any, where: str) -> Tensor:
     raise BadData(f"{where} has type {array.dtype}: give uint8 (0 to 255) or floats")
 
 
-def _whole(array: Any, count: int, path: Path) -> Tensor:
+def _unknown(count: int, trained: Trained) -> Tensor:
+    """Labels of samples, or of all their pixels, of which none is known."""
+    return torch.full((count, *(trained.plan.facts.shape[1:] if trained.segments else ())), UNKNOWN)
+
+
+def _whole(array: Any, shape: tuple[int, ...], path: Path) -> Tensor:
     if array.dtype.kind not in "iu":
         raise BadData(f"{path} has labels of type {array.dtype}: give whole numbers from 0")
-    if len(array) != count:
-        raise BadData(f"{path} has {count} inputs but {len(array)} labels: they must pair up")
+    if len(array) != shape[0]:
+        raise BadData(f"{path} has {shape[0]} inputs but {len(array)} labels: they must pair up")
     if len(array) and int(array.min()) < 0:
         raise BadData(f"{path} has a label {int(array.min())}: labels are whole numbers from 0")
-    return torch.from_numpy(array.astype(np.int64).reshape(count, -1).squeeze(1))
+    if array.size != math.prod(shape):
+        raise BadData(
+            f"{path} has labels of shape {list(array.shape)}: the run takes {list(shape)}, one for "
+            f"each {'pixel' if len(shape) > 1 else 'sample'}"
+        )
+    return torch.from_numpy(array.astype(np.int64).reshape(shape))
 
 
 def _from_folder(path: Path, trained: Trained, client: str | None) -> Inputs:
-    """Every image below a folder; one that lies in a folder named like a class has that label."""
+    """Every image below a folder; one that lies in a folder named like a class has that label.
+
+    For a run that segments, an image of a folder `images` has the labels of the one of its name in
+    the folder `masks` beside it, and images of such folders are no inputs.
+    """
     shape = trained.plan.facts.shape
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise BadData(
@@ -236,8 +275,27 @@ def _from_folder(path: Path, trained: Trained, client: str | None) -> Inputs:
     if not found:
         known = ", ".join(sorted(images.SUFFIXES))
         raise BadData(f"{root} holds no images ({known}): check the path")
-    place = {name: k for k, name in enumerate(trained.classes)}
-    y = torch.tensor([place.get(p.parent.name, UNKNOWN) for p in found])
-    rows = images.decode_all(found, (shape[1], shape[2]), grey=shape[0] == 1)
+    size = shape[1], shape[2]
+    if trained.segments:
+        found, y = _masked(found, trained, size, path)
+    else:
+        place = {name: k for k, name in enumerate(trained.classes)}
+        y = torch.tensor([place.get(p.parent.name, UNKNOWN) for p in found])
+    rows = images.decode_all(found, size, grey=shape[0] == 1)
     x = torch.from_numpy(np.stack(list(rows)))
     return Inputs([p.relative_to(path).as_posix() for p in found], x, y, "file")
+
+
+def _masked(
+    found: list[Path], trained: Trained, size: images.Size, path: Path
+) -> tuple[list[Path], Tensor]:
+    """The images that are no masks, and the labels of their pixels where there are masks."""
+    beside = {p: mask for p in found if (mask := masks.beside(p)) is not None}
+    taken = set(beside.values())
+    inputs = [p for p in found if p not in taken]
+    known = [k for k, p in enumerate(inputs) if p in beside]
+    y = _unknown(len(inputs), trained)
+    if known:
+        rows = torch.from_numpy(np.stack([images.mask(beside[inputs[k]], size) for k in known]))
+        y[known] = masks.numbered({"": rows}, trained.classes, str(path))[1][""].long()
+    return inputs, y

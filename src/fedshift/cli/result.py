@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,6 +45,8 @@ def of_run(run: Run) -> Object:
         "view": run.method.view,
         "out": None if run.out is None else str(run.out),
     }
+    if run.plan.privacy is not None:
+        found["privacy"] = {**dataclasses.asdict(run.plan.privacy), **run.spent}
     if run.hold_out:
         unseen = chosen.unseen if chosen else {}
         found["unseen"] = {name: unseen.get(name) for name in run.hold_out}

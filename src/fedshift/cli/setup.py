@@ -16,6 +16,7 @@ from fedshift.errors import BadData, BadRun
 from fedshift.federation import Federation
 from fedshift.models import ModelSpec
 from fedshift.protocol import Protocol
+from fedshift.run import recommended_model
 
 _LONGEST = 120  # characters of a folder's name; what is written into it needs room too
 
@@ -44,15 +45,21 @@ def protocol(options: Options, found: Federation) -> Protocol:
 
 def model(options: Options, found: Federation) -> ModelSpec:
     """What they train."""
-    name = options.value("model") or found.recommended.get("model", "mlp")
+    name = options.value("model") or recommended_model(found)
     stages = tuple(s.strip() for s in options.value("stages").split(",") if s.strip())
-    return ModelSpec.of(name, stages, options.value("head").strip())
+    return ModelSpec.of(
+        name, stages, options.value("head").strip(), pretrained=options.value("pretrained")
+    )
 
 
 def machine(options: Options) -> dict[str, Any]:
-    """The arguments of a run that say where and how it is computed."""
+    """The arguments of a run that say where and how it is computed, and what is hidden in it."""
     names = ("engine", "chunk", "device", "dtype", "checkpoint_every")
-    return {"workers": options.setup.get("workers"), **{n: options.value(n) for n in names}}
+    return {
+        "workers": options.setup.get("workers"),
+        "privacy": options.full_privacy(),
+        **{n: options.value(n) for n in names},
+    }
 
 
 def out(options: Options, default: str) -> Path:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedshift.data.augment import Pipeline
     from fedshift.data.derive import rotate_clients, subsample
+    from fedshift.data.digit_masks import shifted_digit_masks
     from fedshift.data.digits import shifted_digits
     from fedshift.data.image_folder import folder
     from fedshift.data.in_memory import arrays, npz
@@ -39,6 +40,7 @@ __all__ = [
     "npz",
     "rotate_clients",
     "shards",
+    "shifted_digit_masks",
     "shifted_digits",
     "split",
     "subsample",
@@ -54,6 +56,7 @@ _HOMES = {
     "names": "registry",
     "npz": "in_memory",
     "rotate_clients": "derive",
+    "shifted_digit_masks": "digit_masks",
     "shifted_digits": "digits",
     "subsample": "derive",
 }

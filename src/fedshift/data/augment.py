@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,12 +23,7 @@ from fedshift.keys import fold_in, integers, normal, uniform
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One random change of a float batch; a subclass says which.
-
-    `moves_pixels` tells whether labels of pixels would have to move along.
-    """
-
-    moves_pixels: ClassVar[bool] = False
+    """One random change of a float batch; a subclass says which."""
 
     def __post_init__(self) -> None:
         check_fields(self, type(self).__name__)
@@ -51,24 +46,38 @@ class Operation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Crop(Operation):
+class Motion(Operation):
+    """An operation that moves pixels: where pixels have labels, these move along."""
+
+    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
+        return self.move(x, keys)
+
+    def masks(self, y: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
+        """Labels of pixels [N, H, W], moved as images of a type are by the same keys."""
+        return self.move(y[:, None].to(dtype), keys, nearest=True)[:, 0].to(y.dtype)
+
+    def move(self, x: Tensor, keys: Tensor, nearest: bool = False) -> Tensor:
+        """The batch x [N, C, H, W], moved; `nearest` copies pixels instead of mixing them."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Crop(Motion):
     """Pad with black on all sides, then cut a window of the old size out at random."""
 
     padding: int = hp(4, "pixels of black on each side", low=0)
-    moves_pixels: ClassVar[bool] = True
 
-    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
+    def move(self, x: Tensor, keys: Tensor, nearest: bool = False) -> Tensor:
         move = integers(fold_in(keys, "crop"), 2 * self.padding + 1, (2,)) - self.padding
         return warp.shift(x, move[:, 0], move[:, 1], self.padding)
 
 
 @dataclasses.dataclass(frozen=True)
-class ResizedCrop(Operation):
+class ResizedCrop(Motion):
     """Cut out a window of random area and shape (3:4 to 4:3) and stretch it to the old size."""
 
     low: float = hp(0.7, "smallest share of the area", low=0.01, high=1)
     high: float = hp(1.0, "largest share of the area", low=0.01, high=1)
-    moves_pixels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,7 +86,7 @@ class ResizedCrop(Operation):
                 f"ResizedCrop.low is {self.low:g}, above high = {self.high:g}: swap the two"
             )
 
-    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
+    def move(self, x: Tensor, keys: Tensor, nearest: bool = False) -> Tensor:
         area, ratio, across, along = uniform(fold_in(keys, "resized-crop"), (4,), x.dtype).unbind(1)
         area = self.low + (self.high - self.low) * area
         ratio = torch.exp((2 * ratio - 1) * math.log(4 / 3))
@@ -86,30 +95,49 @@ class ResizedCrop(Operation):
         width = columns * torch.sqrt(area * ratio).clamp(max=1.0)
         height = rows * torch.sqrt(area / ratio).clamp(max=1.0)
         left, top = across * (columns - width), along * (rows - height)
-        return warp.resize_window(x, left, top, width, height)
+        return warp.resize_window(x, left, top, width, height, nearest)
 
 
 @dataclasses.dataclass(frozen=True)
-class Flip(Operation):
+class Flip(Motion):
     """Mirror left and right."""
 
     p: float = hp(0.5, "chance that a sample is mirrored", low=0, high=1)
-    moves_pixels: ClassVar[bool] = True
 
-    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
+    def move(self, x: Tensor, keys: Tensor, nearest: bool = False) -> Tensor:
         return torch.where(_chance(fold_in(keys, "flip"), self.p, x), x.flip(-1), x)
 
 
 @dataclasses.dataclass(frozen=True)
-class Rotate(Operation):
+class Rotate(Motion):
     """Rotate by an angle uniform on -degrees to degrees; what comes from outside is black."""
 
     degrees: float = hp(15.0, "largest angle", low=0, high=180)
-    moves_pixels: ClassVar[bool] = True
 
-    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
+    def move(self, x: Tensor, keys: Tensor, nearest: bool = False) -> Tensor:
         draw = 2 * uniform(fold_in(keys, "rotate"), (), x.dtype) - 1
-        return warp.rotate(x, draw * math.radians(self.degrees))
+        turn = warp.rotate_nearest if nearest else warp.rotate
+        return turn(x, draw * math.radians(self.degrees))
+
+
+@dataclasses.dataclass(frozen=True)
+class QuarterTurn(Motion):
+    """Turn square images by 0, 90, 180 or 270 degrees."""
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        super().check_shape(shape)
+        if shape[1] != shape[2]:
+            raise BadData(
+                f"QuarterTurn turns square images, but the samples have shape {shape}: leave it "
+                "out of the pipeline, or resize them"
+            )
+
+    def move(self, x: Tensor, keys: Tensor, nearest: bool = False) -> Tensor:
+        quarters = integers(fold_in(keys, "quarter-turn"), 4)[:, None, None, None]
+        turned = x
+        for k in (1, 2, 3):
+            turned = torch.where(quarters == k, x.rot90(k, (2, 3)), turned)
+        return turned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +200,8 @@ class Noise(Operation):
 
 
 OPERATIONS: dict[str, type[Operation]] = {
-    op.__name__: op for op in (Crop, ResizedCrop, Flip, Rotate, ColorJitter, Grayscale, Noise)
+    op.__name__: op
+    for op in (Crop, ResizedCrop, Flip, Rotate, QuarterTurn, ColorJitter, Grayscale, Noise)
 }
 
 
@@ -260,6 +289,20 @@ class Pipeline:
         if self.mean:
             x = (x - _per_channel(self.mean, x)) / _per_channel(self.std, x)
         return x
+
+    def labels(self, y: Tensor, keys: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Labels of pixels [N, H, W] moved along with their images, which have the same keys.
+
+        What comes from outside an image is of class 0.
+
+        >>> pipeline = Pipeline(augment=(Flip(p=1.0), Noise()))
+        >>> pipeline.labels(torch.tensor([[[0, 1, 2]]]), torch.tensor([5])).tolist()
+        [[[2, 1, 0]]]
+        """
+        for position, op in enumerate(self.augment):
+            if isinstance(op, Motion):
+                y = op.masks(y, fold_in(keys, position), dtype)
+        return y
 
     def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of one sample after the pipeline; refuses samples that do not fit it."""

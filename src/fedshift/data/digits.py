@@ -34,9 +34,14 @@ def scanner(x: Tensor, key: Tensor) -> Tensor:
     return shifts.noise(shifts.invert(x), 0.02, key)
 
 
+def askew(x: Tensor, key: Tensor) -> Tensor:
+    """As paper in the hand is held."""
+    return shifts.rotate(x, -15.0, 10.0, key)
+
+
 def camera(x: Tensor, key: Tensor) -> Tensor:
     """Paper in the hand: askew, lit from one side, a little noisy."""
-    x = shifts.rotate(x, -15.0, 10.0, key)
+    x = askew(x, key)
     x = shifts.levels(shifts.invert(x), 0.15, 0.95)
     return shifts.noise(shifts.lighting(x, 0.3, key), 0.03, key)
 
@@ -78,7 +83,7 @@ def shifted_digits(seed: int = 0) -> Federation:
     >>> [len(c.train) for c in fed.clients]
     [58, 58, 57, 57, 57]
     """
-    x, y = _digits()
+    x, y = digits()
     parts = evenly(y, len(SITES), seed=keys.fold(seed, NAME))
     clients = []
     for (name, record), index in zip(SITES.items(), parts):
@@ -95,7 +100,7 @@ def shifted_digits(seed: int = 0) -> Federation:
     )
 
 
-def _digits() -> tuple[Tensor, Tensor]:
+def digits() -> tuple[Tensor, Tensor]:
     """White on black, uint8 [1797, 1, 16, 16], and the labels."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 

@@ -1,4 +1,7 @@
-"""A folder of images as a federation: `root/<client>/<class>/*`, with or without splits."""
+"""A folder of images as a federation: `root/<client>/<class>/*`, with or without splits.
+
+For a segmentation the two "classes" are `images` and `masks` (see `fedshift.data.masks`).
+"""
 
 from __future__ import annotations
 
@@ -13,26 +16,17 @@ from pathlib import Path
 import torch
 
 from fedshift import keys
-from fedshift.data import cache, images
+from fedshift.data import cache, images, masks
 from fedshift.data.augment import Pipeline
+from fedshift.data.masks import Entry, Listing
 from fedshift.data.partition import SHARES, SPLITS, check_shares, split_index
 from fedshift.data.source import describe
 from fedshift.errors import BadData
 from fedshift.federation import Client, Federation, Samples
+from fedshift.task import metric_of
 
 _SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _JUNK = frozenset({"thumbs.db", "desktop.ini"})
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """An image file and the class whose folder it lies in."""
-
-    path: Path
-    label: str
-
-
-Listing = dict[str, dict[str, list[Entry]]]  # client -> split ("" where there are none) -> files
 
 
 def folder(
@@ -43,6 +37,9 @@ def folder(
     pipeline: Pipeline | None = None,
     shares: Sequence[float] = SHARES,
     seed: int = 0,
+    task: str = "",
+    classes: Sequence[str] | None = None,
+    metric: str = "",
     memory: int | None = None,
 ) -> Federation:
     """A federation from image files.
@@ -52,6 +49,11 @@ def folder(
     alike, so that listing order does not matter. Images become RGB, or grey where all of them are;
     of an animation the first frame counts. Clients need not have all classes.
 
+    For a segmentation they lie in `root/<client>/images/` and, by the same name but for the ending,
+    in `root/<client>/masks/` (or `root/<client>/<train|val|test>/images/` …). Masks are grey or
+    palette images that hold the numbers of the classes, 0 for the background; 0 and 255 alone count
+    as 0 and 1.
+
     Args:
         root: the folder.
         size: a side in pixels, or (height, width), to which images are stretched; may be left out
@@ -60,6 +62,10 @@ def folder(
         pipeline: how batches are normalised and augmented; the default only scales.
         shares: of training, validation and test where a client is split.
         seed: what that split follows from.
+        task: "classification" or "segmentation" (default: the latter where all folders are called
+            images and masks).
+        classes: names of the numbers in masks; "0", "1"… where none are given.
+        metric: what scores are (default: "accuracy", or "dice"; see `Federation`).
         memory: bytes that the pixels may take in memory (default: a quarter of what is free); above
             it they are decoded once into a file under `fedshift.data.cache.directory()`.
     """
@@ -67,40 +73,75 @@ def folder(
     chosen = images.as_size(size)
     check_shares(shares)
     listing = _scan(root)
+    segments = masks.are_here(listing)
+    if task:
+        metric_of(task, metric)  # refuses what is none
+        segments = task == "segmentation"
+    if segments:
+        listing = masks.paired(listing, root)
+    elif classes is not None:
+        raise BadData(f"the classes of {root} are called like their folders: leave `classes` out")
     entries = [e for splits in listing.values() for files in splits.values() for e in files]
     heads = images.headers([e.path for e in entries])
     target = chosen or _common_size(entries, heads)
     grey = all(h.grey for h in heads)
-    classes = tuple(sorted({e.label for e in entries}))
+    names = tuple(sorted({e.label for e in entries}))
     weight = len(entries) * math.prod(target) * (1 if grey else 3)
-    reader = _Reader(classes, target, grey, mapped=weight > cache.budget(memory))
+    reader = Reader(names, target, grey, mapped=weight > cache.budget(memory), segments=segments)
     clients = []
     for client, splits in listing.items():
         parts = _with_splits(splits, root / client, shares, keys.fold(seed, "client", client))
         clients.append(Client(client, *(reader.read(parts[s]) for s in SPLITS)))
+    if segments:
+        names, clients = _numbered(clients, classes, root)
     return Federation(
         name=name or root.resolve().name,
         clients=tuple(clients),
-        classes=classes,
+        classes=names,
         pipeline=pipeline or Pipeline(),
-        source=describe(root, size=size, name=name, pipeline=pipeline, shares=shares, seed=seed),
+        task="segmentation" if segments else "classification",
+        metric=metric,
+        source=describe(
+            root,
+            size=size,
+            name=name,
+            pipeline=pipeline,
+            shares=shares,
+            seed=seed,
+            task=task,
+            classes=classes,
+            metric=metric,
+        ),
     )
 
 
+def _numbered(
+    clients: list[Client], classes: Sequence[str] | None, root: Path
+) -> tuple[tuple[str, ...], list[Client]]:
+    """Names of the classes, and the clients with masks that hold their numbers."""
+    parts = {f"{c.name}/{s}": getattr(c, s) for c in clients for s in SPLITS}
+    names, y = masks.numbered({n: p.y for n, p in parts.items()}, classes, str(root))
+    made = {n: Samples(p.x, y[n]) for n, p in parts.items()}
+    return names, [Client(c.name, *(made[f"{c.name}/{s}"] for s in SPLITS)) for c in clients]
+
+
 @dataclasses.dataclass(frozen=True)
-class _Reader:
-    """Turns lists of files into samples."""
+class Reader:
+    """Turns lists of files into samples; where they are mapped, files decode once for all runs."""
 
     classes: tuple[str, ...]
     size: images.Size
     grey: bool
     mapped: bool
+    segments: bool = False
 
     def read(self, entries: list[Entry]) -> Samples:
         shape = (len(entries), 1 if self.grey else 3, *self.size)
         rows = images.decode_all([e.path for e in entries], self.size, self.grey)
         digest = self._digest(entries) if self.mapped else ""
         x = cache.store(rows, shape, "uint8", mapped=self.mapped, digest=digest)
+        if self.segments:
+            return Samples(x, masks.read(entries, self.size))
         labels = [self.classes.index(e.label) for e in entries]
         return Samples(x, torch.tensor(labels, dtype=torch.int64))
 

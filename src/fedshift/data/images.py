@@ -20,6 +20,7 @@ SUFFIXES = frozenset(
 )
 Size = tuple[int, int]  # height, width
 _GREY = frozenset({"1", "L", "LA"})
+_NUMBERED = frozenset({"1", "L", "P"})
 _DEEP = frozenset({"I", "F", "I;16", "I;16B", "I;16L", "I;16N"})
 _ORIENTATION = 0x0112  # the EXIF entry; from 5 on, height and width change places
 _THREADS = 4
@@ -72,6 +73,26 @@ def pixels(image: Image.Image, size: Size | None, grey: bool) -> np.ndarray[Any,
         upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     array = np.asarray(upright, dtype=np.uint8)
     return array[None] if grey else array.transpose(2, 0, 1)
+
+
+def mask(path: Path, size: Size) -> np.ndarray[Any, Any]:
+    """The numbers in a mask file, uint8 [H, W]: its grey values, or places in its palette."""
+    try:
+        with Image.open(path) as image:
+            check_depth(image, str(path))
+            if image.mode not in _NUMBERED:
+                raise BadData(
+                    f"the mask {path} is in colour (mode {image.mode}): save the numbers of the "
+                    "classes as a grey or palette image"
+                )
+            turned = (size[1], size[0])
+            fits = image.size == turned
+            whole = image if fits else image.resize(turned, Image.Resampling.NEAREST)
+            return np.array(whole, dtype=np.uint8)
+    except BadData:
+        raise
+    except Exception as error:  # as above
+        raise _broken(path, error) from None
 
 
 def decode_all(paths: Sequence[Path], size: Size, grey: bool) -> Iterator[np.ndarray[Any, Any]]:

@@ -33,14 +33,15 @@ def arrays(
     pipeline: Pipeline | None = None,
     shares: Sequence[float] = SHARES,
     seed: int = 0,
-    task: str = "classification",
-    metric: str = "accuracy",
+    task: str = "",
+    metric: str = "",
     source: str = "",
 ) -> Federation:
     """A federation from numpy arrays or torch tensors.
 
     Inputs are images [N, H, W], [N, C, H, W] or [N, H, W, C], or vectors [N, D]; uint8 stays uint8
-    and counts 0 to 255, floats are taken as they are. Labels are whole numbers from 0.
+    and counts 0 to 255, floats are taken as they are. Labels are whole numbers from 0, one for each
+    input, or in a segmentation one for each pixel, [N, H, W] (0 is the background).
 
     Args:
         clients: for each name either `{"train": (x, y), "val": (x, y), "test": (x, y)}` or one
@@ -50,8 +51,8 @@ def arrays(
         pipeline: how batches are normalised and augmented; the default only scales.
         shares: of training, validation and test where a client is split.
         seed: what that split follows from.
-        task: "classification" or "segmentation".
-        metric: what scores are called.
+        task: "classification" or "segmentation" (default: what the shape of the labels says).
+        metric: what scores are (default: "accuracy", or "dice"; see `Federation`).
         source: how the data can be had again.
 
     >>> x, y = np.zeros((20, 8, 8), dtype=np.uint8), np.arange(20) % 2
@@ -64,8 +65,15 @@ def arrays(
     made = tuple(_client(client, given, shares, seed) for client, given in clients.items())
     labels = [int(s.y.max()) for c in made for s in (c.train, c.val, c.test) if len(s)]
     names = tuple(classes) if classes else tuple(map(str, range(max(labels, default=0) + 1)))
+    pixels = made[0].train.y.ndim == 3
     return Federation(
-        name, made, names, pipeline or Pipeline(), task=task, metric=metric, source=source
+        name,
+        made,
+        names,
+        pipeline or Pipeline(),
+        task=task or ("segmentation" if pixels else "classification"),
+        metric=metric,
+        source=source,
     )
 
 
@@ -251,7 +259,8 @@ def _labels(y: Tensor, where: str) -> Tensor:
             f"the labels of {where} have type {y.dtype}: labels are whole numbers from 0; convert "
             "them with y.astype('int64') or y.long()"
         )
-    y = y.to(torch.int64)
+    if y.ndim == 1 or y.dtype != torch.uint8:  # labels of pixels are many
+        y = y.to(torch.int64)
     check_labels(y, where)
     return y
 

@@ -75,9 +75,9 @@ def dirichlet(
     key = keys.as_tensor(keys.fold(seed, "dirichlet", concentration))
     if concentration == "flat":
         return _flat(y, clients, alpha, key, minimum)
-    if concentration == "prior":
-        return _prior(y, clients, alpha, key)
-    raise UnknownName("concentration", concentration, ("flat", "prior"))
+    if concentration in ("prior", "even"):
+        return _one_by_one(y, clients, alpha, key, by_prior=concentration == "prior")
+    raise UnknownName("concentration", concentration, ("flat", "prior", "even"))
 
 
 def _flat(y: Tensor, clients: int, alpha: float, key: Tensor, minimum: int) -> list[Tensor]:
@@ -98,13 +98,14 @@ def _flat(y: Tensor, clients: int, alpha: float, key: Tensor, minimum: int) -> l
     )
 
 
-def _prior(y: Tensor, clients: int, alpha: float, key: Tensor) -> list[Tensor]:
+def _one_by_one(y: Tensor, clients: int, alpha: float, key: Tensor, by_prior: bool) -> list[Tensor]:
     left = [m.tolist() for m in _by_class(y, keys.fold_in(key, "order"))]
     parts = []
     for k, size in enumerate(_even_sizes(len(y), clients)):
         here = keys.fold_in(keys.fold_in(key, "client"), k)
         remaining = torch.tensor([len(m) for m in left], dtype=torch.float64)
-        strength = (alpha * remaining / remaining.sum()).clamp_min(_FLOOR)
+        p = remaining / remaining.sum() if by_prior else (remaining > 0).to(torch.float64)
+        strength = (alpha * p).clamp_min(_FLOOR)
         # Kept as logarithms: shares of a tiny concentration underflow, and when the large ones run
         # out, what is left must still be a distribution.
         log_q = keys.log_gamma(keys.fold_in(here, "shares"), strength, tuple(strength.shape))
@@ -203,7 +204,7 @@ def split_index(
     if order is None:
         order = keys.bits(keys.as_tensor(keys.fold(seed, "split")), (n,))
     if y is not None:
-        order = _spread(y, order)
+        order = spread(y, order)
     arranged = torch.argsort(order, stable=True)
     first = max(1, math.floor(shares[0] * n + 0.5))
     second = max(first, math.floor((shares[0] + shares[1]) * n + 0.5))
@@ -211,7 +212,7 @@ def split_index(
     return train.sort().values, val.sort().values, test.sort().values
 
 
-def _spread(y: Tensor, order: Tensor) -> Tensor:
+def spread(y: Tensor, order: Tensor) -> Tensor:
     """Ranks that run evenly through every class, so that any cut of them cuts all classes alike."""
     labels, draw = y.numpy(), order.numpy()
     arranged = np.lexsort((draw, labels))

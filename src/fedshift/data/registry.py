@@ -8,11 +8,15 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from fedshift.data.sets.catalogue import CATALOGUE
 from fedshift.data.source import parse
 from fedshift.errors import BadData, BadValue, UnknownName
 from fedshift.federation import Federation
 
-_EMBEDDED = {"shifted-digits": ("digits", "shifted_digits")}  # module and function
+_EMBEDDED = {  # module and function
+    "shifted-digits": ("digits", "shifted_digits"),
+    "shifted-digit-masks": ("digit_masks", "shifted_digit_masks"),
+}
 
 
 @functools.cache
@@ -26,12 +30,14 @@ def _described() -> dict[str, str]:
 
 
 def names() -> dict[str, str]:
-    """The federations that need no files, each with a one-line description.
+    """The federations that have names, each with a one-line description.
+
+    The embedded ones need no files; the others are read from `$FEDSHIFT_DATA`.
 
     >>> "shifted-digits" in names()
     True
     """
-    return dict(_described())
+    return _described() | {name: entry.about for name, entry in CATALOGUE.items()}
 
 
 def load(text: str | Path) -> Federation:
@@ -46,6 +52,8 @@ def load(text: str | Path) -> Federation:
     base, options = parse(str(text))
     if not base.strip():
         raise BadData("no data are named: give a federation's name, a folder or an .npz file")
+    if base in CATALOGUE:
+        return CATALOGUE[base].make(base, options)
     path = Path(base).expanduser()
     if base in _EMBEDDED:
         module, function = _EMBEDDED[base]
@@ -61,14 +69,15 @@ def load(text: str | Path) -> Federation:
         return _call(folder, {"root": path}, options, base)
     if path.exists():
         raise BadData(f"{base} is neither a folder nor an .npz file: give one of these")
-    if len(path.parts) > 1 or base.endswith(("/", "\\")):
+    variant = "/" in base.strip("/") and base.partition("/")[0] in CATALOGUE
+    if not variant and (len(path.parts) > 1 or base.endswith(("/", "\\"))):
         raise BadData(f"there is no folder or file {base}: check the path")
     raise UnknownName("data (neither a federation, nor a folder or .npz file here)", base, names())
 
 
 _TAKES = {
     "npz": ("classes", "metric", "name", "pipeline", "seed", "shares", "task"),
-    "folder": ("name", "pipeline", "seed", "shares", "size"),
+    "folder": ("classes", "metric", "name", "pipeline", "seed", "shares", "size", "task"),
 }
 
 

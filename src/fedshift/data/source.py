@@ -18,8 +18,8 @@ _DEFAULTS: dict[str, Any] = {
     "pipeline": Pipeline().to_config(),
     "classes": None,
     "name": "",
-    "task": "classification",
-    "metric": "accuracy",
+    "task": "",
+    "metric": "",
 }
 _WORDS = frozenset({"name", "task", "metric"})  # written as they are; all others as JSON
 

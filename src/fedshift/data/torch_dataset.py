@@ -30,8 +30,8 @@ def dataset(
     pipeline: Pipeline | None = None,
     shares: Sequence[float] = SHARES,
     seed: int = 0,
-    task: str = "classification",
-    metric: str = "accuracy",
+    task: str = "",
+    metric: str = "",
     memory: int | None = None,
 ) -> Federation:
     """A federation from datasets with a length whose items are pairs (x, y).

@@ -57,8 +57,10 @@ def rotate_nearest(x: Tensor, angle: Tensor) -> Tensor:
     return torch.where(inside[:, None], moved, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
-def resize_window(x: Tensor, left: Tensor, top: Tensor, width: Tensor, height: Tensor) -> Tensor:
-    """Cut a window out of each float image and stretch it to the full size (bilinear).
+def resize_window(
+    x: Tensor, left: Tensor, top: Tensor, width: Tensor, height: Tensor, nearest: bool = False
+) -> Tensor:
+    """Cut a window out of each float image and stretch it to the full size (bilinear, or nearest).
 
     The window [N] is in pixels from the upper left corner and may lie between pixels.
     """
@@ -71,7 +73,8 @@ def resize_window(x: Tensor, left: Tensor, top: Tensor, width: Tensor, height: T
     grid_x = (edge_x * (2 / columns) - 1)[:, None, :].expand(shape)
     grid_y = (edge_y * (2 / rows) - 1)[:, :, None].expand(shape)
     grid = torch.stack([grid_x, grid_y], dim=-1)
-    return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    mode = "nearest" if nearest else "bilinear"
+    return F.grid_sample(x, grid, mode=mode, padding_mode="border", align_corners=False)
 
 
 def shift(x: Tensor, right: Tensor, down: Tensor, padding: int) -> Tensor:

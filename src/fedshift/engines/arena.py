@@ -7,9 +7,12 @@ process that has it open.
 
 from __future__ import annotations
 
+import bisect
+import functools
+import math
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +57,7 @@ class Arena:
         """The tensor at a place: a window on the shared memory, not a copy."""
         offset, name, shape = place
         dtype: torch.dtype = getattr(torch, name)
-        count = 1
-        for n in shape:
-            count *= n
+        count = math.prod(shape)
         if count == 0:
             return torch.empty(shape, dtype=dtype)
         end = offset + count * dtype.itemsize
@@ -70,31 +71,48 @@ class Arena:
             os.ftruncate(self.handle, size)
 
 
-def mapped_file(tensor: Tensor) -> tuple[str, int] | None:
-    """The file and offset that a tensor is mapped from, where it is (Linux); else None."""
+File = tuple[str, int]  # a path, and the offset in it
+
+
+def mapped_files(tensors: Sequence[Tensor]) -> list[File | None]:
+    """The file and offset that each tensor is mapped from, where it is (Linux); else None."""
+    spans = _spans()
+    lows = [low for low, _, _ in spans]
+    found: list[File | None] = []
+    for t in tensors:
+        begin, file = t.data_ptr(), None
+        at = bisect.bisect_right(lows, begin) - 1
+        if at >= 0 and t.is_contiguous():
+            low, high, mapped = spans[at]
+            if mapped is not None and begin + t.nbytes <= high:
+                file = (mapped[0], mapped[1] + begin - low)
+        found.append(file)
+    return found
+
+
+def _spans() -> list[tuple[int, int, File | None]]:
+    """What this process has mapped, in order: from and to which address, and from which file."""
     maps = Path("/proc/self/maps")
-    if not maps.exists() or not tensor.is_contiguous():
-        return None
-    begin = tensor.data_ptr()
-    end = begin + tensor.nbytes
-    for line in maps.read_text().splitlines():
+    spans: list[tuple[int, int, File | None]] = []
+    for line in maps.read_text().splitlines() if maps.exists() else ():
         span, _, offset, _, inode, *name = line.split(maxsplit=5)
         low, high = (int(x, 16) for x in span.split("-"))
-        if low <= begin and end <= high:
-            path = name[0] if name else ""
-            if inode == "0" or not path.startswith("/") or path.startswith("/memfd:"):
-                return None
-            return path, int(offset, 16) + begin - low
-    return None
+        path = name[0] if name else ""
+        real = inode != "0" and path.startswith("/") and not path.startswith("/memfd:")
+        spans.append((low, high, (path, int(offset, 16)) if real else None))
+    return spans
 
 
 def from_file(path: str, offset: int, dtype: str, shape: list[int]) -> Tensor:
     """A tensor mapped from a file, of which pages are loaded when they are looked at."""
     kind: torch.dtype = getattr(torch, dtype)
-    count = 1
-    for n in shape:
-        count *= n
+    count = math.prod(shape)
+    return torch.frombuffer(_mapped(path), dtype=kind, count=count, offset=offset).reshape(shape)
+
+
+@functools.cache
+def _mapped(path: str) -> mmap.mmap:
+    """A file, mapped once: a system allows a process some ten thousands of maps."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        view = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
-    return torch.frombuffer(view, dtype=kind, count=count, offset=offset).reshape(shape)
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)

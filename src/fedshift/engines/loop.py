@@ -31,19 +31,30 @@ class Loop:
     name = "loop"
 
     def __init__(self, plan: Plan, parts: Sequence[Samples], resident: bool = True) -> None:
-        self._plan = plan
-        self._trips = [
-            Trip(plan, Pool.of([part], plan.device, resident), mapped=False) for part in parts
-        ]
+        self._plan, self._parts, self._resident = plan, parts, resident
+        self._pools: dict[int, Pool] = {}
+        self._trip: Trip | None = None
 
     def play(self, jobs: Sequence[Job]) -> Result:
         """Play the trips in order."""
+        whole = Gathered(len(jobs))
         with one_thread(self._plan.device):
-            return merge([self.play_one(job) for job in jobs])
+            for k, job in enumerate(jobs):
+                whole.put(k, self.play_one(job))
+        return whole.result([j.client for j in jobs])
 
     def play_one(self, job: Job) -> Result:
         """Play one trip."""
-        return self._trips[job.place].play([dataclasses.replace(job, place=0)])
+        return self.trip(job.place).play([dataclasses.replace(job, place=0)])
+
+    def trip(self, place: int) -> Trip:
+        """The one trip, over a client's data, which come to the device the first time."""
+        if place not in self._pools:
+            self._pools[place] = Pool.of([self._parts[place]], self._plan.device, self._resident)
+        if self._trip is None:
+            self._trip = Trip(self._plan, self._pools[place], mapped=False)
+        self._trip.pool = self._pools[place]
+        return self._trip
 
     def close(self) -> None:
         """Nothing to end."""
@@ -61,20 +72,33 @@ def one_thread(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def merge(results: Sequence[Result]) -> Result:
-    """Several results as one, in order."""
-    if len(results) == 1:
-        return results[0]
+class Gathered:
+    """The results of a round while they come in: each is copied once, into its row."""
 
-    def cat(trees: list[Tree]) -> Tree:
-        return {n: torch.cat([t[n] for t in trees]) for n in trees[0]}
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._stacked: dict[str, Tree] = {"model": {}, "extras": {}, "losses": {}}
+        self._kept: list[Tree] = [{} for _ in range(count)]
+        self._seconds = [0.0] * count
+        self._kinds: dict[str, str] = {}
 
-    return Result(
-        clients=[c for r in results for c in r.clients],
-        model=cat([r.model for r in results]),
-        extras=cat([r.extras for r in results]),
-        kinds=results[0].kinds,
-        kept=[k for r in results for k in r.kept],
-        losses=cat([r.losses for r in results]),
-        seconds=[s for r in results for s in r.seconds],
-    )
+    def put(self, k: int, result: Result) -> None:
+        """Take the result of one trip, as entry k of the round's."""
+        for kind, stacked in self._stacked.items():
+            for name, rows in getattr(result, kind).items():
+                if name not in stacked:
+                    stacked[name] = rows.new_empty((self._count, *rows.shape[1:]))
+                stacked[name][k].copy_(rows[0])
+        self._kept[k] = result.kept[0]
+        self._seconds[k] = result.seconds[0]
+        self._kinds |= result.kinds
+
+    def result(self, clients: list[str]) -> Result:
+        """All of them as one."""
+        return Result(
+            clients=clients,
+            kinds=self._kinds,
+            kept=self._kept,
+            seconds=self._seconds,
+            **self._stacked,
+        )

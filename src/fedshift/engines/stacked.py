@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.batches import Pool
-from fedshift.engines.loop import merge
 from fedshift.federation import Federation
 from fedshift.method import Phase
 from fedshift.plan import Plan
@@ -56,6 +55,25 @@ class Stacked:
         """Give graphs and their memory back."""
         if isinstance(self._trip, Replayed):
             self._trip.forget()
+
+
+def merge(results: Sequence[Result]) -> Result:
+    """Several results as one, in order."""
+    if len(results) == 1:
+        return results[0]
+
+    def cat(trees: list[Tree]) -> Tree:
+        return {n: torch.cat([t[n] for t in trees]) for n in trees[0]}
+
+    return Result(
+        clients=[c for r in results for c in r.clients],
+        model=cat([r.model for r in results]),
+        extras=cat([r.extras for r in results]),
+        kinds=results[0].kinds,
+        kept=[k for r in results for k in r.kept],
+        losses=cat([r.losses for r in results]),
+        seconds=[s for r in results for s in r.seconds],
+    )
 
 
 def even_chunk(jobs: int, limit: int) -> int:

@@ -76,7 +76,10 @@ def _player(opening: dict[str, Any], handles: list[int]) -> Any:
     facts = opening["facts"]
     pipeline = Pipeline.from_config(opening["pipeline"])
     model = ModelSpec.from_dict(opening["network"]).build(
-        tuple(facts["shape"]), facts["classes"], keys.fold(opening["seed"], "model")
+        tuple(facts["shape"]),
+        facts["classes"],
+        keys.fold(opening["seed"], "model"),
+        facts["task"],
     )
     whole = plan.make(
         Facts(facts["task"], facts["classes"], tuple(facts["shape"]), tuple(facts["clients"])),

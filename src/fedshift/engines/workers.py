@@ -20,11 +20,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedshift import errors, methods
-from fedshift.engines.arena import Arena, mapped_file
+from fedshift.engines.arena import Arena, mapped_files
+from fedshift.engines.loop import Gathered
 from fedshift.errors import BadRun, FedshiftError
 from fedshift.federation import Federation
 from fedshift.models import ModelSpec
@@ -91,7 +91,7 @@ class Workers:
     def play(self, jobs: Sequence[Job]) -> Result:
         """Give each free worker the next trip; results keep the order of the jobs."""
         messages = self._publish(jobs)
-        whole = _Gathered(len(jobs))
+        whole = Gathered(len(jobs))
         waiting = list(range(len(jobs)))[::-1]
         busy: dict[_Worker, int] = {}
         free = list(self._all)
@@ -199,18 +199,23 @@ class _Worker:
             raise RuntimeError(f"{who}:\n{answer['error']}")
         return answer
 
-    def answer(self, client: str, k: int, whole: _Gathered) -> None:
-        """Copy the result of a trip out of the arena, as entry k of the round's."""
+    def answer(self, client: str, k: int, whole: Gathered) -> None:
+        """Take the result of a trip out of the arena, as entry k of the round's."""
         answer = self.receive(client)
-        for kind, stacked in whole.stacked.items():
-            for name, place in answer[kind].items():
-                row = self._up.read(place)[0]
-                if name not in stacked:
-                    stacked[name] = torch.empty((whole.count, *row.shape), dtype=row.dtype)
-                stacked[name][k].copy_(row)
-        whole.kept[k] = {n: self._up.read(place).clone() for n, place in answer["kept"].items()}
-        whole.seconds[k] = answer["seconds"][0]
-        whole.kinds |= answer["kinds"]
+        trees: dict[str, Tree] = {
+            name: {n: self._up.read(place) for n, place in answer[name].items()}
+            for name in ("model", "extras", "kept", "losses")
+        }
+        result = Result(
+            clients=[client],
+            model=trees["model"],
+            extras=trees["extras"],
+            kinds=answer["kinds"],
+            kept=[{n: t.clone() for n, t in trees["kept"].items()}],
+            losses=trees["losses"],
+            seconds=answer["seconds"],
+        )
+        whole.put(k, result)
 
     def hang_up(self) -> None:
         """Tell the process that nothing more will come."""
@@ -239,31 +244,10 @@ class _Worker:
         )
 
 
-class _Gathered:
-    """The results of a round while they come in: each is copied once, into its row."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.stacked: dict[str, Tree] = {"model": {}, "extras": {}, "losses": {}}
-        self.kept: list[Tree] = [{} for _ in range(count)]
-        self.seconds = [0.0] * count
-        self.kinds: dict[str, str] = {}
-
-    def result(self, clients: list[str]) -> Result:
-        """All of them as one."""
-        return Result(
-            clients=clients,
-            kinds=self.kinds,
-            kept=self.kept,
-            seconds=self.seconds,
-            **self.stacked,
-        )
-
-
 def _lay_out(federation: Federation, arena: Arena) -> list[dict[str, Any]]:
     """Where each client's training samples lie: in a file that is mapped, or in the arena."""
     parts = [t for c in federation.clients for t in (c.train.x, c.train.y)]
-    files = [mapped_file(t) for t in parts]
+    files = mapped_files(parts)
     places = iter(arena.write([t for t, f in zip(parts, files) if f is None]))
     found: Iterator[dict[str, Any]] = (
         {"place": next(places)}

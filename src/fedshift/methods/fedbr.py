@@ -68,7 +68,7 @@ from torch.nn import functional as F
 
 from fedshift import keys
 from fedshift.data.in_memory import inputs
-from fedshift.errors import BadData, BadValue, CannotCombine
+from fedshift.errors import BadValue, CannotCombine
 from fedshift.federation import Facts
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Data, Method, Phase, Report, Scope, Stage, State, Uploads
@@ -98,6 +98,7 @@ class FedBR(Method):
         "Guo et al., FedBR: Improving Federated Learning on Heterogeneous Data via Local Learning "
         "Bias Reduction, ICML 2023"
     )
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     content: ClassVar[dict[str, str]] = {"pseudo": "averaged data", "means": "averaged data"}
 
     mu: float = hp(0.5, "weight of the contrastive term, component 2 (mu)", low=0, off=0.0)
@@ -150,8 +151,6 @@ class FedBR(Method):
 
     def build(self, model: nn.Module, facts: Facts) -> nn.Module:
         """Attach the projection head."""
-        if facts.task != "classification":
-            raise BadData(f"fedbr learns classification, not {facts.task}: choose another method")
         if not self._idle:
             pseudo.check_size(self.size, model, "fedbr.size")
         if self.mu > 0 and self.head != "none":

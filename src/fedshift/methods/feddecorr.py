@@ -61,6 +61,7 @@ class FedDecorr(Method):
         "Shi et al., Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous "
         "Federated Learning, ICLR 2023"
     )
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
 
     beta: float = hp(0.1, "weight of the penalty (beta)", low=0, off=0.0)
     form: str = hp("official", "how the penalty is scaled", choices=FORMS)

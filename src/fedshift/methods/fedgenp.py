@@ -87,25 +87,22 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedshift import keys
-from fedshift.errors import BadModel
 from fedshift.federation import Facts
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Data, Method, Report, Scope, State, Uploads
 from fedshift.optim import Optimizer
 from fedshift.parts import rows
-from fedshift.parts.contest import Contest
+from fedshift.parts.contest import Contest, every_head
 from fedshift.parts.fit import Loss, fit
-from fedshift.parts.labels import class_counts, draw_labels, one_hot
+from fedshift.parts.generated import falling, generated_terms
+from fedshift.parts.labels import class_counts, draw_labels
 from fedshift.parts.latent_generator import LatentGenerator, divergence, split
 from fedshift.tree import Tree, map_tree, row, under, with_prefix
 
 if TYPE_CHECKING:
     from fedshift.net import Net, Output
-
-_LEAST = 1e-4  # where the weights of the client's terms stop falling
 
 
 @dataclass(frozen=True)
@@ -121,6 +118,7 @@ class FedGenP(Method):
         "Taghiyarrenani et al., Heterogeneous Federated Learning via Personalized Generative "
         "Networks, arXiv 2308.13265, 2023"
     )
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     scores_trained: ClassVar[bool] = True
     content: ClassVar[dict[str, str]] = {"counts": "statistics"}
 
@@ -183,11 +181,6 @@ class FedGenP(Method):
 
     def init_server(self, params: Tree, facts: Facts) -> State:
         """Room for each client's generator and its optimizer; they are drawn when first trained."""
-        if facts.task != "classification":
-            raise BadModel(
-                f"'{self.name}' generates features for a head that classifies, and this federation "
-                f"learns {facts.task}: choose another method"
-            )
         owners = rows.assign(facts.clients)
         like = next(iter(params.values()), torch.zeros(()))
         key = torch.zeros(len(owners), dtype=torch.int64, device=like.device)
@@ -256,12 +249,11 @@ class FedGenP(Method):
     def _contest(self, uploads: Uploads, net: Net, weight: Tensor) -> Loss:
         """The loss of one participant's generator, against the heads of all."""
         contest = Contest(self.grl, self.repulsion, self.schedule == "alternate")
-        heads = {n: t for n, t in uploads.model.items() if n.startswith("head.")} or uploads.model
+        heads = every_head(net, uploads.model)
 
         def loss(tensors: Tree, rest: Tree, key: Tensor, step: Tensor) -> Tensor:
             made = self.generator(tensors, rest["y"], rest, training=True)
-            logits = torch.vmap(lambda head: net.at(head, grad=True).head(made.z))(heads)
-            value = contest(logits, rest["y"], rest["me"], weight, uploads.total, step)
+            value = contest(heads(made.z), rest["y"], rest["me"], weight, uploads.total, step)
             if self.kl_weight == 0:
                 return value
             return value + self.kl_weight * divergence(made.mean, made.log_variance).mean()
@@ -274,41 +266,20 @@ class FedGenP(Method):
         """Cross-entropy on generated features; consistency with those of the batch's labels."""
         if ctx.stage != "train":
             return {}
-        generator, rounds = under("generator", ctx.received), ctx.received["rounds"]
-        like, classes = generator["mean.bias"], ctx.facts.classes
-        available = ctx.received.get("available", like.new_ones(classes))
-        key = keys.fold_in(ctx.key, "generated")
-        wanted = draw_labels(keys.fold_in(key, "labels"), self.gen_batch, available)
-        both = torch.cat([one_hot(labels, classes, like) for labels in (wanted, y)])
-        made = self.generator(generator, both, self.generator.draw(key, len(both), generator)).z
-        terms: dict[str, Tensor] = {}
-        if self.alpha:
-            weight = self._weight(self.alpha, rounds, like) * self.gen_batch / len(y)
-            terms["generated"] = weight * F.cross_entropy(net.head(made[: len(wanted)]), wanted)
+        rounds, like = ctx.received["rounds"], ctx.received["generator/mean.bias"]
+        alpha = self._weight(self.alpha, rounds, like) if self.alpha else None
+        beta = None
         if self.beta and not self.paper_loss:
-            target = net.head(made[len(wanted) :]).detach()
-            weight = self._weight(self.beta, rounds, like)
-            terms["consistency"] = weight * consistency(out.logits, target)
-        return terms
+            beta = self._weight(self.beta, rounds, like)
+        return generated_terms(self.generator, self.gen_batch, (alpha, beta), out, y, ctx, net)
 
     def _weight(self, start: float, rounds: Tensor, like: Tensor) -> Tensor:
         """A term's weight in a round; 0 in the first, when no generator is trained yet."""
-        falling = start * torch.pow(self.decay, rounds.to(like.dtype))
-        weight = torch.ones_like(falling) if self.paper_loss else falling.clamp_min(_LEAST)
-        return torch.where(rounds > 0, weight, 0.0)
+        weight = falling(start, self.decay, rounds, like)
+        return torch.where(rounds > 0, 1.0, weight) if self.paper_loss else weight
 
     def report(self, ctx: Ctx, net: Net, data: Data) -> Report:
         """With weights by counts, one more than the samples of each class."""
         if self.label_weights == "uniform":
             return Report()
         return Report(individual={"counts": 1.0 + class_counts(data, ctx.facts.classes, ctx.lr)})
-
-
-def consistency(logits: Tensor, target: Tensor) -> Tensor:
-    """KL(softmax(target) || softmax(logits)), a mean over samples.
-
-    >>> round(consistency(torch.tensor([[2.0, 0, 0]]), torch.tensor([[1.0, 1, 0]])).item(), 5)
-    0.37755
-    """
-    log_p, log_q = target.log_softmax(dim=1), logits.log_softmax(dim=1)
-    return (log_p.exp() * (log_p - log_q)).sum(dim=1).mean()

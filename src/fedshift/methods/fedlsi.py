@@ -104,6 +104,7 @@ class FedLSI(Method):
     paper: ClassVar[str] = (
         "Federated Domain Generalization with Latent Space Inversion, ICDM 2025 (the name is ours)"
     )
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     content: ClassVar[dict[str, str]] = {
         "importance/": "statistics",
         "histogram": "statistics",
@@ -174,8 +175,6 @@ class FedLSI(Method):
 
     def build(self, model: nn.Module, facts: Facts) -> nn.Module:
         """A norm without affine part becomes the first layer of the head."""
-        if facts.task != "classification":
-            raise BadValue(f"fedlsi inverts the heads of classifiers, but the task is {facts.task}")
         if self.head_norm:
             norm: nn.Module = nn.BatchNorm1d(facts.width, affine=False)
             layers = OrderedDict(norm=norm, layer=model.get_submodule("head"))

@@ -88,7 +88,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift import keys, task
-from fedshift.errors import BadValue
 from fedshift.federation import Facts
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Method, Phase, Scope
@@ -97,7 +96,7 @@ from fedshift.parts.confusion import CONFUSIONS
 from fedshift.parts.generators import Generator, ResidualNet
 from fedshift.parts.labels import cyclic
 from fedshift.parts.mmd import DISTANCES
-from fedshift.parts.noise import NOISES
+from fedshift.parts.noise import NOISES, perturbed
 from fedshift.parts.ramps import RAMPS
 
 if TYPE_CHECKING:
@@ -122,6 +121,7 @@ class FRAug(Method):
         "Chen et al., FRAug: Tackling Federated Learning with Non-IID Features via Representation "
         "Augmentation, ICCV 2023"
     )
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     view: ClassVar[str] = "personal"
 
     augment: str = hp(
@@ -189,8 +189,6 @@ class FRAug(Method):
 
     def build(self, model: nn.Module, facts: Facts) -> nn.Module:
         """Attach generator, RTNet and class means."""
-        if facts.task != "classification":
-            raise BadValue(f"fraug needs one label per sample, and the task is {facts.task}")
         width, classes, noise = facts.width, facts.classes, self._noise_width(facts.width)
         if GENERATOR in self._networks:
             model.add_module(GENERATOR, Generator(noise, classes, width))
@@ -289,8 +287,7 @@ class FRAug(Method):
     def _embedding(self, stream: str, base: Tensor, y: Tensor, ctx: Ctx, net: Net) -> Tensor:
         """base + lambda residual; without RTNet, base + lambda (the generator's output - base)."""
         if not self._networks:
-            key = keys.fold_in(ctx.key, "perturb")
-            return base + self.spread * NOISES[self.augment](key, tuple(base.shape), base.dtype)
+            return perturbed(base, self.augment, self.spread, keys.fold_in(ctx.key, "perturb"))
         made = self._noise(ctx, stream, len(base))
         if GENERATOR in self._networks:
             made = net.call(GENERATOR, made, y)

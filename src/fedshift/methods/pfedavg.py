@@ -8,7 +8,8 @@ ICCV 2023).
 ## The loss
 
 The task's own. The final tuning takes as many steps as `tune` rounds, at the learning rate of the
-last one.
+last one. With `when="rounds"` there is none: each client's model is scored in every round as it
+leaves the local steps (FedGenP's "personalized" accuracy, of any method).
 
 ## When to use it
 
@@ -42,11 +43,21 @@ class PFedAvg(Method):
     paper: ClassVar[str] = "a baseline of FRAug (Chen et al., ICCV 2023): fine-tuned FedAvg"
     view: ClassVar[str] = "personal"
 
+    when: str = hp(
+        "end",
+        "tuned after the last round, or scored in every round as they leave its local steps",
+        choices=("end", "rounds"),
+    )
     tune: int = hp(1, "rounds' worth of local steps in the final tuning", low=0, off=0)
+
+    @property
+    def scores_trained(self) -> bool:  # type: ignore[override]
+        """Whether the model that left a round's local steps is the client's own."""
+        return self.when == "rounds"
 
     def stages(self, protocol: Protocol) -> tuple[Stage, ...]:
         """Training, then tuning by everyone."""
         train = Stage("train", protocol.rounds)
-        if self.tune == 0:
+        if self.tune == 0 or self.when == "rounds":
             return (train,)
         return train, Stage("tune", self.tune, program="tune", everyone=True)

@@ -7,6 +7,7 @@ its head, so that what comes out is what would have reached the head.
 from __future__ import annotations
 
 import copy
+import re
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ class Adapted(nn.Module):
     def __init__(self, body: nn.Module, stages: tuple[str, ...], head: str) -> None:
         super().__init__()
         self.stages = tuple(f"body.{stage}" for stage in stages)
+        # files of pretrained weights have the names of the module as it was
+        self.published = ((rf"^{re.escape(head)}\.", "head."), (r"^(?!head\.)", "body."))
         self.head_path = head
         self.head = body.get_submodule(head)
         self.body = body
@@ -91,7 +94,13 @@ def adapt(
     return model
 
 
-def verify(model: Adapted, shape: tuple[int, ...], classes: int, name: str = "") -> int:
+def verify(
+    model: Adapted,
+    shape: tuple[int, ...],
+    classes: int,
+    name: str = "",
+    task: str = "classification",
+) -> int:
     """Check the contract, and that the adapted model computes what the module computed.
 
     Returns:
@@ -102,7 +111,7 @@ def verify(model: Adapted, shape: tuple[int, ...], classes: int, name: str = "")
     """
     name = name or type(model.body).__name__
     _verify_same(model, probe(model, shape), f"model '{name}'")
-    return check(model, shape, classes, name)
+    return check(model, shape, classes, name, task)
 
 
 def _verify_same(model: Adapted, x: Tensor, where: str) -> None:

@@ -26,6 +26,10 @@ class Staged(nn.Module):
     insert layers after stages, so whatever belongs together (convolution, norm, activation, pool)
     is one stage.
 
+    For files of pretrained weights (`models.initial`): `published` are patterns of the names
+    that others have given these tensors, each with what replaces it; `left_out` are patterns of
+    tensors in such files that have no place here; `fresh` are the submodules that a file may lack.
+
     >>> class Tiny(Staged):
     ...     def __init__(self) -> None:
     ...         super().__init__()
@@ -37,6 +41,9 @@ class Staged(nn.Module):
     """
 
     stages: tuple[str, ...] = ()
+    published: tuple[tuple[str, str], ...] = ()
+    left_out: tuple[str, ...] = ()
+    fresh: tuple[str, ...] = ("head",)
     head: nn.Module
 
     def features(self, x: Tensor) -> Tensor:
@@ -105,14 +112,24 @@ def submodule(module: nn.Module, path: str, what: str, where: str) -> nn.Module:
     return part
 
 
-def check(model: nn.Module, shape: tuple[int, ...], classes: int, name: str = "") -> int:
+def check(
+    model: nn.Module,
+    shape: tuple[int, ...],
+    classes: int,
+    name: str = "",
+    task: str = "classification",
+) -> int:
     """Try the contract on a copy of the model with two made-up samples, in eval mode.
+
+    A classifier's features are [B, D] and its logits [B, classes]; a segmenter's features are maps
+    [B, D, height, width], and its logits [B, classes, H, W] are one for each pixel of the input.
 
     Args:
         model: left as it is, buffers and modes included.
         shape: of one sample.
         classes: how many logits the head must give.
         name: how messages call the model; its class name by default.
+        task: "classification" or "segmentation".
 
     Returns:
         the width D of the features.
@@ -133,19 +150,30 @@ def check(model: nn.Module, shape: tuple[int, ...], classes: int, name: str = ""
     x = probe(model, shape)
     with torch.no_grad():
         z = attempt(model.features, x, f"{where}: features(x)")
-        if not isinstance(z, Tensor) or z.dim() != 2 or len(z) != len(x):
+        pixels = tuple(shape[1:]) if task == "segmentation" else ()
+        if not isinstance(z, Tensor) or z.dim() != 2 + len(pixels) or len(z) != len(x):
             raise BadModel(
                 f"{where}: features(x) gives {_shape(z)} for {len(x)} samples of shape "
-                f"{tuple(shape)}: it must give [B, D], so flatten or pool before the head"
+                f"{tuple(shape)}: {_WANTED[task]}"
             )
         logits = attempt(model.head, z, f"{where}: head(z)")
-        if not isinstance(logits, Tensor) or logits.shape != (len(x), classes):
+        if not isinstance(logits, Tensor) or logits.shape != (len(x), classes, *pixels):
+            of = f" and {pixels[0]}x{pixels[1]} pixels to label" if pixels else ""
             raise BadModel(
                 f"{where}: the head gives {_shape(logits)} for {len(x)} samples, but the data have "
-                f"{classes} classes: build the model with {classes} outputs"
+                f"{classes} classes{of}: build the model with {classes} outputs"
+                f"{' for each pixel' if pixels else ''}"
             )
         _check_whole(model, x, logits, where)
     return z.shape[1]
+
+
+_WANTED = {
+    "classification": "it must give [B, D], so flatten or pool before the head (a network that "
+    "labels pixels, such as unet, is for segmentation)",
+    "segmentation": "to label pixels it must give maps [B, D, height, width]; take unet, or a "
+    "network of your own that ends in a convolution",
+}
 
 
 def check_parts(model: nn.Module, where: str) -> None:

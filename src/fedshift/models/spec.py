@@ -10,6 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 
 from fedshift import keys
 from fedshift.errors import BadModel
-from fedshift.models import contract, registry, source
+from fedshift.models import contract, initial, registry, source
 from fedshift.models.adapter import Adapted, adapt, verify
 from fedshift.net import eval_mode
 
@@ -31,7 +32,9 @@ class ModelSpec:
         name: a network of this package ("lenet"), or where to find a class or function
             ("nets.py:Net", "package.module:Net").
         stages, head: paths of submodules, for a model that does not say so itself.
-        kwargs: further arguments for the class or function.
+        kwargs: further arguments for the class, function or network.
+        pretrained: a .safetensors file of the weights to begin with ("": they are drawn).
+        digest: of that file; one with another is refused ("": any is taken).
         local: an object that lives in this process alone; such a spec cannot be rebuilt elsewhere.
 
     >>> spec = ModelSpec.of("lenet")
@@ -43,6 +46,8 @@ class ModelSpec:
     stages: tuple[str, ...] = ()
     head: str = ""
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    pretrained: str = ""
+    digest: str = ""
     local: Any = dataclasses.field(default=None, repr=False)
 
     @classmethod
@@ -52,6 +57,7 @@ class ModelSpec:
         stages: tuple[str, ...] = (),
         head: str = "",
         kwargs: Mapping[str, Any] | None = None,
+        pretrained: str | os.PathLike[str] = "",
     ) -> ModelSpec:
         """The spec of whatever a user gives as a model.
 
@@ -62,6 +68,7 @@ class ModelSpec:
             "stages": tuple(stages),
             "head": head,
             "kwargs": dict(kwargs or {}),
+            "pretrained": os.fspath(pretrained),
         }
         if isinstance(model, ModelSpec):
             return dataclasses.replace(model, **{k: v for k, v in given.items() if v})
@@ -95,32 +102,44 @@ class ModelSpec:
                 f"model '{self.name}' lives in this process alone, others cannot rebuild it: "
                 "put it in a file and give it as 'nets.py:Net', or import it from a module"
             )
-        return {
+        plain: dict[str, Any] = {
             "name": self.name,
             "stages": list(self.stages),
             "head": self.head,
             "kwargs": dict(self.kwargs),
         }
+        if self.pretrained:
+            plain["pretrained"] = self.pretrained
+            plain["digest"] = self.digest or initial.digest(self.pretrained)
+        return plain
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ModelSpec:
         """The spec that `to_dict` wrote.
 
         >>> ModelSpec.from_dict({"name": "mlp"})
-        ModelSpec(name='mlp', stages=(), head='', kwargs={})
+        ModelSpec(name='mlp', stages=(), head='', kwargs={}, pretrained='', digest='')
         """
-        wrong = set(plain) - {"name", "stages", "head", "kwargs"}
+        known = ("name", "stages", "head", "kwargs", "pretrained", "digest")
+        wrong = set(plain) - set(known)
         if wrong or not isinstance(plain.get("name"), str):
             what = f"unknown entries {', '.join(sorted(wrong))}" if wrong else "no name"
-            raise BadModel(f"a model's description has {what}: it holds name, stages, head, kwargs")
+            raise BadModel(f"a model's description has {what}: it holds {', '.join(known)}")
+        if plain.get("pretrained") and not plain.get("digest"):
+            # Who asks for a file of this machine must know what is in it: a server may ask.
+            raise BadModel("a model's description names pretrained weights without their digest")
         return cls(
             plain["name"],
             tuple(plain.get("stages", ())),
             plain.get("head", ""),
             dict(plain.get("kwargs", {})),
+            plain.get("pretrained", ""),
+            plain.get("digest", ""),
         )
 
-    def build(self, shape: tuple[int, ...], classes: int, key: int) -> nn.Module:
+    def build(
+        self, shape: tuple[int, ...], classes: int, key: int, task: str = "classification"
+    ) -> nn.Module:
         """The model, checked; see `build`."""
         with seeded(keys.fold(key, "model")):
             model = _with_sizes(self._construct(tuple(shape), classes), tuple(shape), self.name)
@@ -130,11 +149,21 @@ class ModelSpec:
             vars(model)["stages"] = self.stages  # the model's own head, other places for layers
         elif self.stages:
             raise BadModel(f"model '{self.name}' has stages but no head: name it too (--head fc)")
+        if self.pretrained:
+            self._fill(model)
         if isinstance(model, Adapted):
-            verify(model, shape, classes, self.name)
+            verify(model, shape, classes, self.name, task)
         else:
-            contract.check(model, shape, classes, self.name)
+            contract.check(model, shape, classes, self.name, task)
         return model
+
+    def _fill(self, model: nn.Module) -> None:
+        if self.digest and self.digest != initial.digest(self.pretrained):
+            raise BadModel(
+                f"pretrained weights {self.pretrained} are not those that the run began with: put "
+                "the former file back"
+            )
+        initial.fill(model, self.pretrained)
 
     def _fits(self, model: nn.Module) -> bool:
         return callable(getattr(model, "features", None)) and hasattr(model, "head")
@@ -145,12 +174,7 @@ class ModelSpec:
         if self.local is None and ":" not in self.name:
             if self.name.endswith(".py"):
                 raise BadModel(f"model '{self.name}' names no class: add it ('net.py:Net')")
-            if self.kwargs:
-                raise BadModel(
-                    f"network '{self.name}' takes no further arguments, "
-                    f"but {', '.join(self.kwargs)} was given: leave it out"
-                )
-            return registry.construct(self.name, shape, classes)
+            return registry.construct(self.name, shape, classes, self.kwargs)
         factory: Callable[..., Any] = self.local or source.load(self.name)
         return source.call(factory, shape, classes, self.kwargs, f"model '{self.name}'")
 
@@ -164,6 +188,8 @@ def build(
     stages: tuple[str, ...] = (),
     head: str = "",
     kwargs: Mapping[str, Any] | None = None,
+    pretrained: str | os.PathLike[str] = "",
+    task: str = "classification",
 ) -> nn.Module:
     """Build a model and check that it keeps to the contract.
 
@@ -176,13 +202,16 @@ def build(
         key: from which the weights are drawn: the same key gives the same weights, whatever else
             the process has drawn, and torch's global generators are left as they were.
         stages, head: paths of submodules, for a model that is not made for this package.
-        kwargs: further arguments for a class or function.
+        kwargs: further arguments for a class, a function or a network.
+        pretrained: a .safetensors file of the weights to begin with.
+        task: "classification" or "segmentation".
 
     >>> a, b = (build("lenet", (1, 28, 28), 10, key=7) for _ in range(2))
     >>> torch.equal(a.head.weight, b.head.weight)
     True
     """
-    return ModelSpec.of(model, stages, head, kwargs).build(shape, classes, key)
+    spec = ModelSpec.of(model, stages, head, kwargs, pretrained)
+    return spec.build(shape, classes, key, task)
 
 
 def _with_sizes(model: nn.Module, shape: tuple[int, ...], name: str) -> nn.Module:

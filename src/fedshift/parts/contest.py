@@ -9,10 +9,17 @@ thinks of nothing else.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from fedshift.tree import Tree
+
+if TYPE_CHECKING:
+    from fedshift.net import Net
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,15 @@ class Contest:
         if self.alternate:
             return torch.where(step % 2 == 0, known, lacked)
         return known + lacked
+
+
+def every_head(net: Net, models: Tree) -> Callable[[Tensor], Tensor]:
+    """What the heads of stacked models [K, ...] say of features, [B, D] -> [K, B, C].
+
+    They are in eval mode; gradients flow to the features.
+    """
+    heads = {n: t for n, t in models.items() if n.startswith("head.")} or models
+    return lambda z: torch.vmap(lambda head: net.at(head, grad=True).head(z))(heads)
 
 
 def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 `two_way` has one positive and one negative for each row (FedBR, MOON); `infonce` any number of
 both, some of which may be missing (FPL's prototypes). Both take similarities that are scaled
-already, and `scaled` says how papers and codes scale them. `projector` is the small network through
-which representations are often compared.
+already, and `scaled` says how papers and codes scale them. `supervised` takes features and labels
+of a batch, whose rows are positives of those of their own label (VHL). `projector` is the small
+network through which representations are often compared.
 """
 
 from __future__ import annotations
@@ -89,6 +90,27 @@ def infonce(scores: Tensor, positive: Tensor, present: Tensor | None = None) -> 
     loss = torch.logsumexp(all_scores, dim=-1) - ours
     # where, not a product: 0 times what such a row gives could be NaN
     return torch.where(positive.any(dim=-1), loss, torch.zeros_like(loss))
+
+
+def supervised(z: Tensor, y: Tensor, temperature: float) -> Tensor:
+    """Supervised contrast of rows z [N, D] with labels y [N]: Khosla et al., NeurIPS 2020.
+
+    With s_ij = cos(z_i, z_j) / temperature, each row loses the mean over the others p of its label
+    of -log(e^s_ip / sum over j != i of e^s_ij). A mean over the rows whose label another one has; 0
+    where there are none.
+
+    >>> supervised(torch.ones(3, 2), torch.tensor([0, 0, 1]), 0.07)
+    tensor(0.6931)
+    """
+    z = F.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=1)
+    with torch.autocast(z.device.type, enabled=False):  # similarities, not a layer of a network
+        s = z @ z.T / temperature
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    share = s - torch.logsumexp(s.masked_fill(itself, _NEVER), dim=1, keepdim=True)
+    positive = ((y[:, None] == y) & ~itself).to(s.dtype)
+    count = positive.sum(dim=1)
+    each = -(positive * share).sum(dim=1) / count.clamp_min(1.0)
+    return each.sum() / (count > 0).sum().clamp_min(1)
 
 
 # e to it is 0, and unlike infinity it leaves no NaN in gradients

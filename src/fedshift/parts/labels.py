@@ -1,4 +1,4 @@
-"""Class labels to generate for: how often each occurs, draws among those that do, cycles."""
+"""Class labels: soft and hard, how often each occurs, draws among those that do, cycles."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ def one_hot(y: Tensor, classes: int, like: Tensor) -> Tensor:
     tensor([[0., 1., 0.]])
     """
     return y if y.is_floating_point() else F.one_hot(y, classes).to(like.dtype)
+
+
+def hard(y: Tensor) -> Tensor:
+    """Labels as whole numbers: of soft labels [B, classes], the one of the largest weight.
+
+    >>> hard(torch.tensor([[0.3, 0.7]]))
+    tensor([1])
+    """
+    return y.argmax(dim=1) if y.is_floating_point() else y
 
 
 def class_counts(data: Data, classes: int, like: Tensor) -> Tensor:

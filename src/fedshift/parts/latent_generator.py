@@ -3,7 +3,8 @@
 Noise and a one-hot label pass a hidden layer with batch norm; two heads give mean and log-variance
 of the feature (the latent of a variational auto-encoder: Kingma and Welling, ICLR 2014). It is a
 function of named tensors, one network's or mapped over a stack of them, and holds none itself: so
-a server can train many at once, and a client run the one that was sent.
+a server can train many at once, and a client run the one that was sent. A certain generator has
+no spread, and features are the mean.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class LatentGenerator:
         noise: width of the noise.
         uniform: noise uniform on [0, 1) where it is standard normal otherwise.
         tied: the mean's head decides the spread too, exp(0.05 mean); the other head lies idle.
+        certain: no spread, and no head for it: nothing is random behind the noise.
 
     >>> generator = LatentGenerator(noise=32)
     >>> tensors = generator.initial(keys.as_tensor(0), classes=10, hidden=256, width=32)
@@ -55,6 +57,7 @@ class LatentGenerator:
     noise: int = 32
     uniform: bool = False
     tied: bool = False
+    certain: bool = False
 
     def initial(
         self,
@@ -67,7 +70,8 @@ class LatentGenerator:
         """Tensors of a new generator, as torch initialises its layers; keys [K] give a stack."""
         tensors: Tree = {}
         sizes = {"hidden": (self.noise + classes, hidden)}
-        sizes |= dict.fromkeys(("mean", "log_variance"), (hidden, width))
+        heads = ("mean",) if self.certain else ("mean", "log_variance")
+        sizes |= dict.fromkeys(heads, (hidden, width))
         for layer, (inputs, outputs) in sizes.items():
             for part, shape in (("weight", (outputs, inputs)), ("bias", (outputs,))):
                 unit = keys.uniform(keys.fold_in(key, f"{layer}.{part}"), shape, dtype)
@@ -88,16 +92,17 @@ class LatentGenerator:
         return tensors["hidden.weight"].shape[-1] - self.noise
 
     def draw(self, key: Tensor, count: int, tensors: Mapping[str, Tensor]) -> Tree:
-        """What is random in `count` features of a generator, "noise" and "e".
+        """What is random in `count` features of a generator: "noise", and of its latent, "e".
 
         Keys with leading axes give each of their entries draws of its own.
         """
         like = tensors["mean.bias"]
         kind = keys.uniform if self.uniform else keys.normal
-        return {
-            "noise": kind(keys.fold_in(key, "noise"), (count, self.noise), like.dtype),
-            "e": keys.normal(keys.fold_in(key, "latent"), (count, like.shape[-1]), like.dtype),
-        }
+        drawn = {"noise": kind(keys.fold_in(key, "noise"), (count, self.noise), like.dtype)}
+        if not self.certain:
+            latent, shape = keys.fold_in(key, "latent"), (count, like.shape[-1])
+            drawn["e"] = keys.normal(latent, shape, like.dtype)
+        return drawn
 
     def __call__(
         self,
@@ -126,6 +131,8 @@ class LatentGenerator:
             training,
         ).relu()
         mean = F.linear(h, tensors["mean.weight"], tensors["mean.bias"])
+        if self.certain:
+            return Latent(mean, mean, torch.full_like(mean, -torch.inf))
         if self.tied:
             log_variance = 2.0 * _TIED * mean
         else:

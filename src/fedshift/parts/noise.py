@@ -31,3 +31,12 @@ NOISES: Mapping[str, Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]] =
     "laplace": laplace,
     "normal": normal,
 }
+
+
+def perturbed(x: Tensor, name: str, spread: float | Tensor, key: Tensor) -> Tensor:
+    """x with noise of a scale added: the bound of a uniform, the standard deviation of a normal.
+
+    >>> perturbed(torch.zeros(2), "uniform", 0.0, keys.as_tensor(1))
+    tensor([0., 0.])
+    """
+    return x + spread * NOISES[name](key, tuple(x.shape), x.dtype)

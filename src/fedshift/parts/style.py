@@ -109,30 +109,48 @@ def chosen(shapes: Mapping[str, tuple[int, ...]], text: str) -> dict[str, tuple[
 
     Args:
         shapes: of every stage's output for one sample, in order.
-        text: "maps" (every stage whose output has more than one position), "all", or stages
-            joined by commas, by their names or counted from 1.
+        text: "maps" (every stage whose output has more than one position), "early" (the first two
+            of these), "all", "none", or stages joined by commas, by their names or counted from 1.
 
     >>> shapes = {"conv1": (64, 7, 7), "conv2": (192, 3, 3), "fc": (10,)}
     >>> list(chosen(shapes, "maps")), list(chosen(shapes, "conv2, 3"))
     (['conv1', 'conv2'], ['conv2', 'fc'])
     """
-    if text == "all":
-        return dict(shapes)
-    if text == "maps":
+    if text in ("all", "none"):
+        return dict(shapes) if text == "all" else {}
+    if text in ("maps", "early"):
         found = {s: shape for s, shape in shapes.items() if positions(shape) > 1}
         if not found:
             raise BadModel(
                 "no stage of the model gives maps or tokens, whose channels have a style: "
                 f"name its stages, or 'all' (they are {', '.join(shapes) or 'none'})"
             )
-        return found
+        return dict(list(found.items())[:2]) if text == "early" else found
     wanted = {_named(part.strip(), tuple(shapes)) for part in text.split(",")}
     return {s: shape for s, shape in shapes.items() if s in wanted}
+
+
+def with_style(
+    shapes: Mapping[str, tuple[int, ...]], text: str, owner: str
+) -> dict[str, tuple[int, ...]]:
+    """The stages that a text names, refused for `owner` where one has a single position.
+
+    >>> list(with_style({"conv": (64, 7, 7), "fc": (10,)}, "conv", "mixstyle.layers"))
+    ['conv']
+    """
+    stages = chosen(shapes, text)
+    for stage, shape in stages.items():
+        if positions(shape) == 1:
+            raise BadModel(
+                f"{owner} names stage '{stage}', whose channels have one value each and so no "
+                "style: name stages of maps or tokens, or 'maps'"
+            )
+    return stages
 
 
 def _named(part: str, stages: tuple[str, ...]) -> str:
     if part.isdecimal() and 1 <= int(part) <= len(stages):
         return stages[int(part) - 1]
     if part not in stages:
-        raise UnknownName("stage", part, [*stages, "maps", "all"])
+        raise UnknownName("stage", part, [*stages, "maps", "early", "all", "none"])
     return part

@@ -48,6 +48,7 @@ def _content(runs: Sequence[RunRecord], rule: str, title: str | None) -> dict[st
         "costs": _table("Costs", tables.costs(runs)) if len(runs) == 1 else None,
         "notes": notes(runs),
         "protocol": _shared(runs, "protocol"),
+        "privacy": _shared(runs, "privacy"),
         "versions": _shared(runs, "versions"),
     }
 

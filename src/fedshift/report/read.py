@@ -21,6 +21,7 @@ from typing import Any
 from fedshift.errors import BadRun
 from fedshift.files import read_lines, read_toml
 
+SPENT = ("epsilon", "epsilon_exchange", "delta")  # the fields that `fedshift.ledger` gives a round
 TRAIN = "train"  # the stage that every method has; others prepare, warm up or tune
 
 
@@ -60,6 +61,7 @@ class RoundRecord:
     participants: tuple[str, ...] = ()
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
     stage: str = TRAIN
+    spent: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
 
     def scores(self, split: str, view: str = "global", role: str = "seen") -> dict[str, float]:
         """Each client's score, where it has one."""
@@ -102,6 +104,12 @@ class RunRecord:
         """The clients that were scored, in the order of the federation."""
         names = {c.client: None for r in self.rounds for c in r.clients if c.role == role}
         return tuple(names)
+
+    @property
+    def privacy(self) -> dict[str, Any]:
+        """What was asked of differential privacy, and what it has cost; empty without it."""
+        spent = self.rounds[-1].spent if self.rounds else {}
+        return {**_table(self.config.get("privacy")), **spent}
 
     def scored(self, split: str, view: str = "global") -> list[RoundRecord]:
         """The rounds in which this split was scored."""
@@ -214,6 +222,7 @@ def _round_fields(line: Mapping[str, Any]) -> dict[str, Any]:
         "seconds": _number(line.get("seconds")),
         "participants": tuple(map(str, line.get("participants") or ())),
         "left_out": {str(k): str(v) for k, v in dict(line.get("left_out") or {}).items()},
+        "spent": {n: _number(line[n]) for n in SPENT if n in line},
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from fedshift.errors import BadRun
 from fedshift.report.read import RunRecord
@@ -112,7 +113,27 @@ def _notes_of(run: RunRecord) -> list[str]:
     for (client, why), count in left_out.items():
         rounds = "1 round" if count == 1 else f"{count} rounds"
         found.append(f"{client} left out of {rounds} ({why})")
+    if run.privacy.get("source") == "seed":
+        found.append(
+            "its noise comes from the seed, so that the run can be repeated, and protects nobody: "
+            "for data to be protected, take it from the system (--dp-source system)"
+        )
     return [*found, *run.warnings]
+
+
+def epsilon_in_words(privacy: Mapping[str, Any]) -> str:
+    """What privacy has cost, where a run has it.
+
+    >>> epsilon_in_words({"epsilon": 1.23456, "delta": 1e-05})
+    'epsilon 1.235 at delta 1e-05'
+    >>> epsilon_in_words({"epsilon": None, "delta": 1e-05})
+    'no bound on epsilon (no noise)'
+    """
+    if "delta" not in privacy or "epsilon" not in privacy:
+        return ""
+    if privacy["epsilon"] is None:
+        return "no bound on epsilon (no noise)"
+    return f"epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:g}"
 
 
 def label(run: RunRecord) -> str:

@@ -12,7 +12,14 @@ from typing import Any
 from fedshift.errors import UnknownName
 from fedshift.report.read import RunRecord
 from fedshift.report.select import MEANING, select
-from fedshift.report.summary import Summary, Value, check_same_data, label, summarise
+from fedshift.report.summary import (
+    Summary,
+    Value,
+    check_same_data,
+    epsilon_in_words,
+    label,
+    summarise,
+)
 
 MIB = 2**20
 BLANK = "-"
@@ -234,6 +241,8 @@ def clients(run: RunRecord, rule: str = "last") -> Table:
         caption += "; each client's own model"
     if chosen.unseen:
         caption += "; mean and spread are of the clients that trained"
+    if cost := epsilon_in_words(run.privacy):
+        caption += f"; {cost}"
     return _without_blank(Table(caption, tuple(columns), tuple(rows)))
 
 

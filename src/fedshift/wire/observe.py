@@ -173,7 +173,7 @@ def _own(run: Run) -> frozenset[str]:
     """Names of the tensors that are the network's, wherever the method has put them."""
     facts = run.plan.facts
     with seeded(0):
-        network = run.spec.build(facts.shape, facts.classes, 0)
+        network = run.spec.build(facts.shape, facts.classes, 0, facts.task)
         parts = {id(t) for t in tensors_of(network).values()}
         built = tensors_of(run.method.build(network, facts))
     return frozenset(name for name, t in built.items() if id(t) in parts)

@@ -24,6 +24,8 @@ from fedshift.engines.flower.secagg.identity import Identity
 from fedshift.engines.flower.secagg.terms import secure_of
 from fedshift.errors import BadData, BadValue, UnknownName
 from fedshift.federation import Federation
+from fedshift.hparam import check_names, hypers
+from fedshift.privacy import Privacy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +109,7 @@ class Deployment:
     Args:
         sites: their names, in the order of every sum and table.
         method, set, model, stages, head, protocol, seed, dtype, device: as for a run.
+        privacy: fields of `fedshift.Privacy`, where updates are clipped and noised.
         name: what reports call the federation.
         address: HOST:PORT to listen at.
         out: the folder for the run and the server's logs.
@@ -127,6 +130,7 @@ class Deployment:
     stages: tuple[str, ...] = ()
     head: str = ""
     protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    privacy: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seed: int = 0
     dtype: str = "float32"
     device: str = "cpu"
@@ -170,11 +174,23 @@ class Deployment:
                 f"secure in {path} is no table: write [secure] and below it name = value"
             )
         secure_of(found.secure, str(path))
+        found.full_privacy()
         return found
 
     def path(self, name: str) -> Path:
         """A path of the file."""
         return (self.home / Path(name).expanduser()).resolve()
+
+    def full_privacy(self) -> Privacy | None:
+        """Clipping and noise; a seed that others know protects nobody, so the system's is taken.
+
+        >>> Deployment(("a",), "fedavg", "mlp", privacy={"noise": 2.0}).full_privacy().source
+        'system'
+        """
+        if not self.privacy:
+            return None
+        check_names(self.privacy, hypers(Privacy), "privacy")
+        return Privacy(**{"source": "system", **self.privacy})
 
     @property
     def folder(self) -> Path:
@@ -217,6 +233,10 @@ def _known(path: Path, table: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     for name, value in found.items():
         if name not in fields:
             raise UnknownName(f"entry in {path}", name, fields)
+        if fields[name].default_factory is dict and not isinstance(value, Mapping):
+            raise BadValue(
+                f"{name} in {path} is {value!r}: write [{name}] and below it name = value"
+            )
         default = fields[name].default
         if _kind(default) != _kind(value) or (
             isinstance(default, str) and not isinstance(value, str)

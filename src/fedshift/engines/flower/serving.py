@@ -121,6 +121,7 @@ def server_run(
         device=told.device,
         dtype=told.dtype,
         out=folder,
+        privacy=told.full_privacy(),
         **options,
     )
 

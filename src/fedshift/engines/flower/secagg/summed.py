@@ -121,12 +121,15 @@ def _reshape(rows: Summed, *shape: int) -> Summed | None:
     return flat
 
 
-def _aminmax(rows: Summed, dim: Any = None) -> tuple[Tensor, Tensor] | None:
-    """By this a run sees whether uploads are finite; of a sum it sees it for all at once."""
-    if dim != 1 or rows.dim() != 2:
-        return None
-    low, high = rows.total.aminmax()
-    return low.expand(len(rows)), high.expand(len(rows))
+def _extreme(choose: Callable[[Tensor], Tensor]) -> Callable[..., Tensor | None]:
+    """By these a run sees whether uploads are finite; of a sum it sees it for all at once."""
+
+    def of(rows: Summed, dim: Any = None, **more: Any) -> Tensor | None:
+        if more or dim != 1 or rows.dim() != 2 or not rows.is_floating_point():
+            return None
+        return choose(rows.total).expand(len(rows))
+
+    return of
 
 
 def _empty_like(rows: Summed, device: Any = None) -> Tensor | None:
@@ -138,6 +141,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     Tensor.sum: _sum,
     Tensor.mean: _mean,
     Tensor.reshape: _reshape,
-    torch.aminmax: _aminmax,
+    Tensor.amin: _extreme(torch.amin),
+    Tensor.amax: _extreme(torch.amax),
     torch.tensordot: _tensordot,
 }

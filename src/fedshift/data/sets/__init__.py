@@ -1,0 +1,1 @@
+"""The papers' data sets, read from `$FEDSHIFT_DATA/<set>/`; `catalogue` names their federations."""
