@@ -94,6 +94,19 @@ def test_each_upload_looks_uniform_and_is_no_other(tmp_path):
     assert np.abs(ring.out_of(two)).min() > 2**30, "two uploads together are masked as well"
 
 
+def test_a_server_that_opens_a_seed_sees_no_upload(tmp_path):
+    """It learns every seed in the end; what sites have in common two by two stays on."""
+    parties = Parties(tmp_path)
+    parties.sum()
+    shares = {
+        k: bytes.fromhex(codec.head_of(parties.seen["unmask"][n])["seeds"]["a"])
+        for k, n in enumerate(NAMES, 1)
+    }
+    upload = codec.decode(parties.seen["mask"]["a"]).tensors[SUMMED].numpy().view(np.uint64)
+    ring.mask(upload, agreement.join(shares, parties.least), -1)
+    assert np.abs(ring.out_of(upload)).min() > 2**30
+
+
 def test_the_same_numbers_are_masked_anew_in_another_exchange(tmp_path):
     uploads = []
     for exchange in (3, 4):

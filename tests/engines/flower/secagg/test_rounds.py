@@ -15,6 +15,7 @@ from fedshift.engines.flower.secagg.summed import Summed
 from fedshift.engines.flower.secagg.terms import Secure
 from fedshift.engines.flower.site import Site
 from fedshift.errors import BadRun, CannotCombine
+from fedshift.privacy import Privacy
 from tests.engines.flower.sites import InProcess, serve, sites_of
 from tests.engines.flower.test_conformance import compare_lines
 from tests.methods.test_battery import PROTOCOL, make, start
@@ -217,6 +218,15 @@ def test_a_false_upload_is_found_where_it_leaves_the_range(tmp_path):
 
     with pytest.raises(BadRun, match="sum of the uploads is out of range"):
         serve("fedavg", tmp_path, change=lie, secure=FINE).play()
+
+
+@pytest.mark.parametrize("where", ["central", "local"])
+def test_noise_goes_with_it(where, tmp_path):
+    """Sites clip, and the server adds its noise to the sum; or sites add it before they mask."""
+    private = Privacy(clip=0.2, noise=0.3, where=where, clip_extras=1.0)
+    one = start("fedbn+scaffold", privacy=private).play()
+    other = serve("fedbn+scaffold", tmp_path, secure=FINE, privacy=private).play()
+    assert largest_difference(one.progress.server.model, other.progress.server.model) < 1e-9
 
 
 def test_one_site_alone_has_nothing_to_hide_in(tmp_path):
