@@ -37,6 +37,9 @@ class Rogue:
             raise RuntimeError("the disk is on fire")
         if fault == "die":
             os._exit(7)
+        if fault.startswith("stop") and fault == f"stop-{head.get('kind')}":
+            (self.home / "stopped").touch()
+            time.sleep(3600)
         if fault == "hang":
             time.sleep(3600)
         if fault.startswith("slow"):

@@ -12,6 +12,7 @@ import pytest
 from fedshift.cli import main
 from fedshift.engines.flower import deploy, guard
 from fedshift.engines.flower.config import Deployment, SiteConfig
+from fedshift.engines.flower.secagg.terms import secure_of
 from fedshift.errors import FedshiftError
 
 SITE = 'name = "north"\ndata = "shifted-digits"\n'
@@ -37,6 +38,13 @@ TLS = 'ca = "ca.crt"\ncertificate = "s.crt"\nkey = "s.key"\nkeys = "keys"\n'
         (Deployment, DEPLOY + "min_sites = 3", "min_sites .* is 3: give 1 to 2"),
         (Deployment, DEPLOY + 'min_sites = "two"', "give a number"),
         (Deployment, DEPLOY + 'ca = "ca.crt"', "TLS needs all four"),
+        (SiteConfig, SITE + "require_secure = 1", "give true or false"),
+        (SiteConfig, SITE + 'peers = "nowhere"', "peers .* is no folder"),
+        (Deployment, DEPLOY + "secure = true", "write .secure. and below it"),
+        (Deployment, DEPLOY + "[secure]\nbitz = 3", "unknown entry of .secure. .*bitz.*bits"),
+        (Deployment, DEPLOY + "[secure]\nbits = 60", "secure.bits is 60: allowed is 2 to 52"),
+        (Deployment, DEPLOY + "[secure]\nthreshold = 0.3", "secure.threshold is 0.3"),
+        (Deployment, DEPLOY + "[secure]\nenabled = 1", "give true or false"),
         (Deployment, 'sites = "a"\nmethod = "fedavg"\nmodel = "mlp"', "give a list of names"),
     ],
 )
@@ -68,6 +76,20 @@ def test_a_python_function_gives_the_data(tmp_path):
     assert SiteConfig.read(path).federation().names == ("a", "b", "c")
     path.write_text('name = "a"\ndata = "tests.toys:federation"\n')
     assert SiteConfig.read(path).federation().names == ("a", "b", "c")
+
+
+def test_secure_aggregation_is_switched_on_by_its_table(tmp_path):
+    path = tmp_path / "deploy.toml"
+    for text, bits in (
+        ("", None),
+        ("[secure]\nenabled = true\n", 42),
+        ("[secure]\nbits = 30\n", 30),
+        ("[secure]\nenabled = false\nbits = 30\n", None),
+    ):
+        path.write_text(DEPLOY + text)
+        told = Deployment.read(deploy.write(Deployment.read(path)))
+        secure = secure_of(told.secure, "deploy.toml")
+        assert (None if secure is None else secure.bits) == bits
 
 
 def test_a_resolved_deployment_reads_as_it_was(tmp_path):

@@ -36,7 +36,7 @@ def make(folder: Path, sites: Sequence[str], hosts: Sequence[str], days: int = 8
     made: list[Path] = []
 
     def write(name: str, data: bytes, secret: bool) -> None:
-        with _umask(0o077 if secret else 0o022):
+        with owner_only(secret):
             files.write_bytes(folder / name, data)
         made.append(folder / name)
 
@@ -103,7 +103,7 @@ def pair(path: Path) -> list[Path]:
     form, public_form = serialization.PrivateFormat.OpenSSH, serialization.PublicFormat.OpenSSH
     secret = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, public_form)
-    with _umask(0o077):
+    with owner_only():
         files.write_bytes(path, secret)
     files.write_bytes(path.with_suffix(".pub"), public + b"\n")
     return [path, path.with_suffix(".pub")]
@@ -125,8 +125,9 @@ def _host(text: str) -> object:
 
 
 @contextlib.contextmanager
-def _umask(mask: int) -> Iterator[None]:
-    before = os.umask(mask)
+def owner_only(secret: bool = True) -> Iterator[None]:
+    """Files that are written in this block are for their owner alone, or for all to read."""
+    before = os.umask(0o077 if secret else 0o022)
     try:
         yield
     finally:

@@ -118,6 +118,18 @@ def head_of(packet: Packet) -> dict[str, Any]:
     return head
 
 
+def check_answer(head: Mapping[str, Any], kind: str, site: str, asked: Mapping[str, Any]) -> None:
+    """Refuse what is no answer of a site to a question of this kind."""
+    if head.get("kind") == "failed":
+        raise Rejected(f"the site failed: {short(head.get('why', ''), 300)}")
+    if any(head.get(n) != asked[n] for n in ECHO):
+        raise Rejected("it answers another question: it is late, or was sent before")
+    if head.get("site") != site:
+        raise Rejected(f"it speaks for site '{short(head.get('site', ''))}'")
+    if head.get("kind") != kind:
+        raise Rejected(f"it is a '{short(head.get('kind', ''))}', not a {kind}")
+
+
 def decode(packet: Packet, expected: Mapping[str, Like] | None = None) -> Message:
     """The message of a packet; with `expected`, exactly these tensors are accepted."""
     head = head_of(packet)

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from fedshift import files
+from fedshift.engines.flower.secagg.identity import Identity
+from fedshift.engines.flower.secagg.terms import secure_of
 from fedshift.errors import BadData, BadValue, UnknownName
 from fedshift.federation import Federation
 from fedshift.hparam import check_names, hypers
@@ -40,6 +42,9 @@ class SiteConfig:
         device: where it computes.
         ca: the certificate that the server's is checked with ("": no TLS, on loopback alone).
         key: the site's private key.
+        require_secure: what the site uploads must be summed under masks (secure aggregation).
+        peers: the folder with the other sites' public keys, SITE.pub, for secure aggregation ("":
+            the server is trusted to name them).
         home: the folder that the paths are relative to.
     """
 
@@ -51,6 +56,8 @@ class SiteConfig:
     device: str = "auto"
     ca: str = ""
     key: str = ""
+    require_secure: bool = False
+    peers: str = ""
     home: Path = Path()
 
     @classmethod
@@ -65,11 +72,18 @@ class SiteConfig:
         table["allow"] = None if allow is None else tuple(allow)
         found = cls(**table, home=path.resolve().parent)
         check_tls(found.server, bool(found.ca), f"server in {path}")
+        if found.peers and not found.path(found.peers).is_dir():
+            raise BadValue(f"peers in {path} is no folder: put each site's public key there")
         return found
 
     def path(self, name: str) -> Path:
         """A path of the file."""
         return (self.home / Path(name).expanduser()).resolve()
+
+    @property
+    def identity(self) -> Identity:
+        """Who the site is to the other sites."""
+        return Identity(*(self.path(n) if n else None for n in (self.key, self.peers)))
 
     def federation(self) -> Federation:
         """The federation that the site's data are in."""
@@ -104,6 +118,7 @@ class Deployment:
         wait: how long to wait for sites to connect, in seconds.
         ca, certificate, key: of TLS ("": none, on loopback alone).
         keys: the folder with each site's public key, SITE.pub.
+        secure: the table of secure aggregation (see `secagg.terms`; empty: none).
         home: the folder that the paths are relative to.
     """
 
@@ -128,6 +143,7 @@ class Deployment:
     certificate: str = ""
     key: str = ""
     keys: str = ""
+    secure: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     home: Path = Path()
 
     @classmethod
@@ -153,6 +169,11 @@ class Deployment:
                 "fedshift certs)"
             )
         check_tls(found.address, bool(found.ca), f"address in {path}")
+        if not isinstance(found.secure, Mapping):
+            raise BadValue(
+                f"secure in {path} is no table: write [secure] and below it name = value"
+            )
+        secure_of(found.secure, str(path))
         found.full_privacy()
         return found
 
@@ -217,15 +238,17 @@ def _known(path: Path, table: Mapping[str, Any], kind: Any) -> dict[str, Any]:
                 f"{name} in {path} is {value!r}: write [{name}] and below it name = value"
             )
         default = fields[name].default
-        number = isinstance(default, (int, float))
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if number != fits or (isinstance(default, str) and not isinstance(value, str)):
+        if _kind(default) != _kind(value) or (
+            isinstance(default, str) and not isinstance(value, str)
+        ):
             raise BadValue(f"{name} in {path} is {value!r}: give {_kind(default)}")
     return found
 
 
-def _kind(default: Any) -> str:
-    return "a number" if isinstance(default, (int, float)) else "text, a list or a table"
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    return "a number" if isinstance(value, (int, float)) else "text, a list or a table"
 
 
 def _words(value: Any) -> bool:

@@ -25,6 +25,9 @@ from fedshift.engines.flower import codec
 from fedshift.engines.flower.codec import ECHO, Message, Packet, Rejected
 from fedshift.engines.flower.declared import Declared, Expected
 from fedshift.engines.flower.handouts import Handed, Handouts, numbers_as_tensors
+from fedshift.engines.flower.secagg.layout import Layout, layout
+from fedshift.engines.flower.secagg.tally import Tally, offer_of
+from fedshift.engines.flower.secagg.terms import Secure
 from fedshift.errors import BadRun
 from fedshift.evaluate import Score
 from fedshift.method import Stage, State
@@ -78,6 +81,7 @@ class _Answer:
     seconds: float
     score: Score | None
     anew: bool
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class Remote:
@@ -93,6 +97,7 @@ class Remote:
         min_sites: fewer answers than this stop the run.
         seconds: how long a round may take.
         folder: where hand-outs are kept, so that they can be sent again.
+        secure: uploads come as sums alone (None: each site's comes by itself).
     """
 
     name = "flower"
@@ -109,7 +114,9 @@ class Remote:
         min_sites: int = 1,
         seconds: float = 600.0,
         folder: Path | None = None,
+        secure: Secure | None = None,
     ) -> None:
+        self._secure = secure
         self._plan = plan
         self._config = dict(config)
         self._carrier = carrier
@@ -153,7 +160,8 @@ class Remote:
         number = self._first[jobs[0].stage.name] + jobs[0].round if jobs else self._rounds
         self._handouts.note(number, jobs)
         wanted = self._expected(jobs, number)
-        asked = {
+        whole = self._layout(wanted)
+        asked: dict[str, Any] = {
             "kind": "trip",
             "run": self._run,
             "config": self._config,
@@ -163,6 +171,8 @@ class Remote:
             "final": final,
             "seconds": self._seconds,
         }
+        if whole is not None:
+            asked["secure"] = self._terms(len(jobs))
         packets = {j.client: self._question(asked, j, best or {}) for j in (*jobs, *watching)}
         back, missing = self._ask(asked, [*jobs, *watching], packets, best or {})
         good: dict[str, _Answer] = {}
@@ -170,21 +180,34 @@ class Remote:
             nothing = job.stage is SCORE
             try:
                 if job.client in back:
-                    expected = Expected({}, {}) if nothing else wanted
-                    good[job.client] = self._checked(job, back[job.client], expected, asked)
+                    form = (Expected({}, {}), None) if nothing else (wanted, whole)
+                    good[job.client] = self._checked(job, back[job.client], *form, asked)
             except Rejected as error:
                 missing[job.client] = str(error)
-        there = [j.client for j in jobs if j.client in good]
-        if len(there) < min(self._min_sites, len(jobs)):
-            self._too_few(jobs, there, missing)
-        answers = self._answers([j for j in jobs if j.client in good], number, good, wanted)
+        there = self._there(jobs, good, missing)
+        sent = {client: _bytes(p) for client, p in packets.items()}
+        came = {client: _bytes(p) for client, p in back.items()}
+        rows: Tree | None = None
+        if whole is not None:
+            rows, late = self._summed(jobs[0].model, there, good, whole, asked, came)
+            missing |= late
+            there = self._there(jobs, {c: good[c] for c in there if c not in late}, missing)
+        answers = self._answers(there, number, good, wanted, rows)
         answers.missing = {
             j.client: missing[j.client] for j in jobs or watching if j.client in missing
         }
-        answers.sent = {client: _bytes(p) for client, p in packets.items()}
-        answers.came = {client: _bytes(p) for client, p in back.items()}
+        answers.sent, answers.came = sent, came
         answers.scores = [a.score for a in good.values() if a.score is not None]
         return answers
+
+    def _there(
+        self, jobs: Sequence[Job], good: Mapping[str, _Answer], missing: Mapping[str, str]
+    ) -> list[str]:
+        """The sites whose trips count, which must be enough."""
+        there = [j.client for j in jobs if j.client in good]
+        if len(there) < min(self._min_sites, len(jobs)):
+            self._too_few(jobs, there, missing)
+        return there
 
     def _ask(
         self,
@@ -249,18 +272,16 @@ class Remote:
     # -- answers -------------------------------------------------------------------------------
 
     def _checked(
-        self, job: Job, packet: Packet, wanted: Expected, asked: Mapping[str, Any]
+        self,
+        job: Job,
+        packet: Packet,
+        wanted: Expected,
+        whole: Layout | None,
+        asked: Mapping[str, Any],
     ) -> _Answer:
         """An answer, once everything in it is what it must be."""
         head = codec.head_of(packet)
-        if head.get("kind") == "failed":
-            raise Rejected(f"the site failed: {codec.short(head.get('why', ''), 300)}")
-        if any(head.get(n) != asked[n] for n in ECHO):
-            raise Rejected("it answers another question: it is late, or was sent before")
-        if head.get("site") != job.client:
-            raise Rejected(f"it speaks for site '{codec.short(head.get('site', ''))}'")
-        if head.get("kind") != "trip":
-            raise Rejected(f"it is a '{codec.short(head.get('kind', ''))}', not a trip")
+        codec.check_answer(head, "trip", job.client, asked)
         samples = head.get("samples")
         if not isinstance(samples, int) or not 1 <= samples <= _MOST_SAMPLES:
             raise Rejected("its number of samples is none")
@@ -272,34 +293,45 @@ class Remote:
             )
         self._known.setdefault(job.client, samples)
         score = _score(job.client, head.get("scores")) if asked["score"] else None
+        likes = wanted.tensors
+        if whole is not None:
+            likes = {n: likes[n] for n in whole.clear}
         return _Answer(
             samples=samples,
-            tensors=codec.decode(packet, wanted.tensors).tensors,
+            tensors=codec.decode(packet, likes).tensors,
             losses=_losses(head.get("losses", {})),
             seconds=_float(head.get("seconds", 0.0), "seconds"),
             score=score,
             anew=head.get("anew") is True and version_of(job.kept) > 0,
+            keys={} if whole is None else offer_of(head, whole.digest),
         )
 
     def _answers(
-        self, jobs: Sequence[Job], number: int, good: Mapping[str, _Answer], wanted: Expected
+        self,
+        there: Sequence[str],
+        number: int,
+        good: Mapping[str, _Answer],
+        wanted: Expected,
+        rows: Tree | None,
     ) -> Answers:
-        """The trips that count, in the order of the jobs."""
-        each = [good[j.client] for j in jobs]
+        """The trips that count, in the order of the jobs; `rows` stand for what was summed."""
+        each = [good[client] for client in there]
         plan = self._plan
 
         def stacked(prefix: str) -> Tree:
             names = [n for n in wanted.tensors if n.startswith(prefix)]
-            whole = stack([pick(a.tensors, names) for a in each]) if each else {}
-            return {n.removeprefix(prefix): t.to(plan.device) for n, t in whole.items()}
+            clear = [n for n in names if rows is None or n not in rows]
+            whole = stack([pick(a.tensors, clear) for a in each]) if each else {}
+            whole = {n: t.to(plan.device) for n, t in whole.items()} | (rows or {})
+            return {n.removeprefix(prefix): whole[n] for n in names if n in whole}
 
         terms = dict.fromkeys(n for a in each for n in a.losses)
         return Answers(
-            clients=[j.client for j in jobs],
+            clients=list(there),
             model=stacked("model/"),
             extras=stacked("extra/"),
             kinds=dict(wanted.kinds),
-            kept=[handle(number + 1) for _ in jobs],
+            kept=[handle(number + 1) for _ in there],
             losses={
                 n: torch.tensor([a.losses.get(n, torch.nan) for a in each], dtype=plan.dtype)
                 for n in terms
@@ -313,6 +345,61 @@ class Remote:
                 if a.anew
             ],
         )
+
+    # -- secure aggregation --------------------------------------------------------------------
+
+    def _layout(self, wanted: Expected) -> Layout | None:
+        """What of a round's uploads is summed; None where they are not, or there are none."""
+        if self._secure is None:
+            return None
+        found = layout(self._plan, wanted.tensors, wanted.kinds)
+        return found if found.entries else None
+
+    def _terms(self, asked: int) -> dict[str, Any]:
+        """What sites must know of the sum."""
+        assert self._secure is not None
+        secure = self._secure
+        return {"clip": secure.clip, "bits": secure.bits, "least": secure.least(asked)}
+
+    def _summed(
+        self,
+        model: Tree,
+        there: Sequence[str],
+        good: Mapping[str, _Answer],
+        whole: Layout,
+        asked: Mapping[str, Any],
+        came: dict[str, int],
+    ) -> tuple[Tree, dict[str, str]]:
+        """What stands for the uploads of those in the sum, and why others are not in it."""
+        secure = self._secure
+        assert secure is not None
+        alike = self._plan.protocol.weights == "uniform"
+        weight = {c: 1 if alike else good[c].samples for c in there}
+
+        def ask(
+            packets: Mapping[str, Packet],
+        ) -> tuple[dict[str, Packet], dict[str, str]]:
+            back, missing = self._carrier.ask(packets, self._seconds)
+            for client, packet in back.items():
+                came[client] = came.get(client, 0) + _bytes(packet)
+            return back, missing
+
+        tally = Tally(
+            ask=ask,
+            asked={n: asked[n] for n in (*ECHO, "seconds")},
+            least=asked["secure"]["least"],
+            size=whole.size,
+            width=secure.width(sum(weight.values())),
+        )
+        left, sums, missing = tally.sum({c: good[c].keys for c in there})
+        weights = [weight[c] for c in there if c in left]
+        if sums.size and int(abs(sums).max()) > sum(weights) * secure.largest:
+            raise BadRun(
+                "the sum of the uploads is out of range, so a site has masked or shared them "
+                "falsely: see that all sites run the same version and are honest, and resume"
+            )
+        rows = whole.rows(sums, model, secure, weights, self._plan.device)
+        return dict(rows), missing
 
     def _too_few(
         self, jobs: Sequence[Job], there: Sequence[str], missing: Mapping[str, str]

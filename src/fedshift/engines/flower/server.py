@@ -6,14 +6,20 @@ is any `Carrier`.
 
 from __future__ import annotations
 
+import importlib.util
 import secrets
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from fedshift import files
 from fedshift.engines import Engine
 from fedshift.engines.flower.declared import Declared
 from fedshift.engines.flower.remote import Carrier, Remote
+from fedshift.engines.flower.secagg import covers
+from fedshift.engines.flower.secagg.terms import Secure
+from fedshift.errors import BadRun
+from fedshift.lines import Line
 from fedshift.run import Run
 
 
@@ -23,7 +29,8 @@ class ServerRun(Run):
     Args:
         carrier: gives what reaches the sites, when the run begins to play.
         min_sites: fewer answers than this stop the run.
-        seconds: how long a round may take.
+        seconds: how long an exchange may take, of which a round is one, or four where it is secure.
+        secure: the server learns sums of uploads alone (None: it learns each upload).
     """
 
     def __init__(
@@ -32,29 +39,67 @@ class ServerRun(Run):
         carrier: Callable[[], Carrier],
         min_sites: int = 1,
         seconds: float = 600.0,
+        secure: Secure | None = None,
         **options: Any,
     ) -> None:
         self._carrier = carrier
         self._min_sites, self._seconds = min_sites, seconds
+        self.secure = secure
         super().__init__(*args, **{**options, "engine": "flower"})
+        if secure is not None:
+            check_secure(self, secure)
+
+    def config(self) -> Line:
+        """Everything that decides the run's results."""
+        found = super().config()
+        return found if self.secure is None else {**found, "secure": asdict(self.secure)}
 
     def _start_engine(self) -> Engine:
-        return remote(self, self._carrier(), self._min_sites, self._seconds)
+        return remote(self, self._carrier(), self._min_sites, self._seconds, self.secure)
 
 
-def remote(run: Run, carrier: Carrier, min_sites: int = 1, seconds: float = 600.0) -> Remote:
-    """The engine of a run whose sites a carrier reaches."""
+def check_secure(run: Run, secure: Secure) -> None:
+    """Refuse what secure aggregation cannot serve, before anybody trains."""
+    for package in ("cryptography", "Crypto"):
+        if importlib.util.find_spec(package) is None:
+            raise BadRun(
+                "secure aggregation needs cryptography and pycryptodome, which are not installed: "
+                "pip install 'fedshift[flower]'"
+            )
+    jobs = [run._jobs(stage, run.progress) for stage in run.stages]
+    for several in jobs:
+        secure.least(len(several))
+    if run.protocol.weights != "uniform":
+        secure.width(sum(len(c.train) for c in run.federation.clients))
+    first = [several[0] for several in jobs]
+    covers.check(run.plan, declared(run), run.progress.server, first)
+
+
+def declared(run: Run) -> Declared:
+    """What sites may upload in a run."""
     sample = run.federation.clients[0].train.x
+    return Declared(run.plan, tuple(sample.shape[1:]), sample.dtype)
+
+
+def remote(
+    run: Run,
+    carrier: Carrier,
+    min_sites: int = 1,
+    seconds: float = 600.0,
+    secure: Secure | None = None,
+) -> Remote:
+    """The engine of a run whose sites a carrier reaches."""
     return Remote(
         run.plan,
         run.config(),
         carrier,
-        Declared(run.plan, tuple(sample.shape[1:]), sample.dtype),
+        declared(run),
         run=identity(run),
         samples={c.name: len(c.train) for c in run.federation.clients if len(c.train)},
         min_sites=min_sites,
         seconds=seconds,
         folder=None if run.out is None else run.out / "handouts",
+        secure=secure,
     )
 
 

@@ -6,6 +6,7 @@ anything that comes over the network.
 
 from __future__ import annotations
 
+import dataclasses
 import hmac
 import os
 import time
@@ -20,6 +21,7 @@ from fedshift.engines.flower import roll
 from fedshift.engines.flower.apps import GridCarrier, client_app, server_app
 from fedshift.engines.flower.codec import Rejected
 from fedshift.engines.flower.config import Deployment, SiteConfig
+from fedshift.engines.flower.secagg.terms import Secure, secure_of
 from fedshift.engines.flower.server import ServerRun
 from fedshift.engines.flower.site import Site
 from fedshift.errors import BadRun, FedshiftError
@@ -36,7 +38,15 @@ TOKEN = "FEDSHIFT_TOKEN"
 def site(node: Mapping[str, Any]) -> Site:
     """The site of this machine."""
     told = SiteConfig.read(Path(os.environ[SITE]))
-    return Site(told.name, told.federation, told.path(told.state), told.allow, told.device)
+    return Site(
+        told.name,
+        told.federation,
+        told.path(told.state),
+        told.allow,
+        told.device,
+        told.require_secure,
+        told.identity,
+    )
 
 
 def play(grid: Grid, config: Mapping[str, Any]) -> None:
@@ -92,11 +102,13 @@ def server_run(
         "carrier": lambda: carrier,
         "min_sites": told.min_sites,
         "seconds": told.seconds,
+        "secure": secure_of(told.secure, "the deployment's file"),
         "say": status.say,
         "warn": status.warn,
     }
     folder = told.folder / "run"
     if (folder / "config.toml").exists():
+        _check_as_begun(folder, options["secure"])
         found = ServerRun.resume(folder, federation, **options)
         assert isinstance(found, ServerRun)
         return found
@@ -112,6 +124,17 @@ def server_run(
         privacy=told.full_privacy(),
         **options,
     )
+
+
+def _check_as_begun(folder: Path, secure: Secure | None) -> None:
+    """Refuse to go on with secure aggregation where a run began without it, or the reverse."""
+    begun = files.read_toml(folder / "config.toml").get("secure")
+    now = None if secure is None else dataclasses.asdict(secure)
+    if begun != now:
+        raise BadRun(
+            f"the run in {folder} was begun with [secure] {begun or 'off'}, and is to go on with "
+            f"{now or 'off'}: leave that table as it was, or give another out"
+        )
 
 
 def report(run: Run) -> None:

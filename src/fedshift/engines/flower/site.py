@@ -13,6 +13,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ from fedshift._version import __version__
 from fedshift.engines.choice import device_of
 from fedshift.engines.flower import codec, policy
 from fedshift.engines.flower.codec import ECHO, Like, Message, Packet, Rejected
+from fedshift.engines.flower.secagg.identity import Identity
+from fedshift.engines.flower.secagg.layout import layout
+from fedshift.engines.flower.secagg.member import NOBODY, Member
+from fedshift.engines.flower.secagg.terms import Secure
 from fedshift.engines.flower.shelf import Shelf
 from fedshift.engines.loop import Loop
 from fedshift.errors import BadData, FedshiftError
@@ -32,7 +37,7 @@ from fedshift.method import Stage, State
 from fedshift.plan import Plan
 from fedshift.resume import plan_of
 from fedshift.run import full_precision, local_work
-from fedshift.tree import Tree, under, with_prefix
+from fedshift.tree import Tree, digest, pick, under, with_prefix
 from fedshift.trip import Job
 
 
@@ -55,6 +60,8 @@ class Site:
         state: the folder for what it keeps.
         allow: the kinds of content that may leave (None: all).
         device: where it computes.
+        require_secure: what it uploads must be summed under masks.
+        identity: its own key and the other sites', for secure aggregation.
     """
 
     def __init__(
@@ -64,7 +71,11 @@ class Site:
         state: Path,
         allow: Sequence[str] | None = None,
         device: str = "cpu",
+        require_secure: bool = False,
+        identity: Identity = NOBODY,
     ) -> None:
+        self._identity = identity
+        self._require_secure = require_secure
         self.name = name
         self.state = state
         self.allow = None if allow is None else tuple(allow)
@@ -99,6 +110,9 @@ class Site:
             if kind == "final":
                 return self._final(whole, head, model, shelf)
             return self._trip(whole, head, model, message.tensors, shelf)
+        if kind in ("share", "mask", "unmask"):
+            step: Message = getattr(self._member(Shelf(self.state, head["run"])), kind)(head)
+            return step
         raise Rejected(f"the server asks for '{kind}', which this version does not know")
 
     # -- what the site is ----------------------------------------------------------------------
@@ -154,8 +168,10 @@ class Site:
     ) -> Message:
         plan = whole.plan
         _, client = self._own()
+        secure = _secure(head)
         if head["work"] and _stage(plan, head["stage"]).program == "train":
             policy.check_model(plan, plan.up, self.allow)
+            self._check_secure(secure)
         kept = self._kept(whole, head["state"], shelf)
         anew = kept is None
         if kept is None:
@@ -175,10 +191,15 @@ class Site:
         up: Tree = {}
         if head["work"]:
             state = _state(tensors)
-            kept, up, told = self._play(
+            kept, up, kinds, told = self._play(
                 whole, head["stage"], head["round"], head["lr"], state, model, kept
             )
             found |= told
+            if up:
+                self._check_secure(secure)
+            if secure is not None:
+                up, offered = self._offered(plan, head, model, up, kinds, secure, shelf)
+                found |= offered
             shelf.save(head["exchange"] + 1, kept)
         shelf.hold({*head["hold"], head["state"], head["exchange"] + 1})
         return Message(found, up)
@@ -192,8 +213,8 @@ class Site:
         payload: State,
         model: Tree,
         kept: Tree,
-    ) -> tuple[Tree, Tree, dict[str, Any]]:
-        """One trip: what is kept, what goes up, and what is said of it."""
+    ) -> tuple[Tree, Tree, dict[str, str], dict[str, Any]]:
+        """One trip: what is kept, what goes up and of which kinds, and what is said of it."""
         plan = whole.plan
         stage = _stage(plan, stage_name)
         n = len(self._own()[1].train)
@@ -217,7 +238,37 @@ class Site:
         }
         policy.check_uploads(plan, under("extra", up), self.allow)
         losses = {n: _number(float(t[0])) for n, t in result.losses.items()}
-        return result.kept[0], up, {"losses": losses, "seconds": result.seconds[0]}
+        told = {"losses": losses, "seconds": result.seconds[0]}
+        return result.kept[0], up, result.kinds, told
+
+    def _member(self, shelf: Shelf) -> Member:
+        return Member(self.name, shelf.folder, self._identity)
+
+    def _check_secure(self, secure: Secure | None) -> None:
+        if self._require_secure and secure is None:
+            raise policy.Refused(
+                "the site's policy demands secure aggregation, and in this run the server would "
+                "see each upload: let it have [secure], or lift require_secure"
+            )
+
+    def _offered(
+        self,
+        plan: Plan,
+        head: Mapping[str, Any],
+        model: Tree,
+        up: Tree,
+        kinds: Mapping[str, str],
+        secure: Secure,
+        shelf: Shelf,
+    ) -> tuple[Tree, dict[str, Any]]:
+        """What goes in clear of an upload, and what is offered of the rest, which waits here."""
+        whole = layout(plan, {n: Like.of(t) for n, t in up.items()}, kinds)
+        weight = 1 if plan.protocol.weights == "uniform" else len(self._own()[1].train)
+        numbers = whole.numbers(up, model, secure, weight)
+        began = {n: str(head[n]) for n in ("config", "stage", "round", "lr", "secure")}
+        origin = sha256(json.dumps([digest(pick(model, plan.down)), began]).encode()).hexdigest()
+        offer = self._member(shelf).offer(head, numbers, origin)
+        return pick(up, whole.clear), {"keys": offer, "layout": whole.digest}
 
     def _received(self, whole: _Built, tensors: Tree) -> Tree:
         """The model as the server holds it, as far as this site may know it."""
@@ -256,6 +307,12 @@ class Site:
         with contextlib.suppress(OSError):
             shelf.hold({head["state"]})
         return Message({"kind": "final"})
+
+
+def _secure(head: Mapping[str, Any]) -> Secure | None:
+    """How uploads are summed (None: they are not)."""
+    given = head.get("secure")
+    return None if given is None else Secure(clip=given["clip"], bits=given["bits"])
 
 
 def _stage(plan: Plan, name: str) -> Stage:
