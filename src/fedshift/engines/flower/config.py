@@ -169,10 +169,6 @@ class Deployment:
                 "fedshift certs)"
             )
         check_tls(found.address, bool(found.ca), f"address in {path}")
-        if not isinstance(found.secure, Mapping):
-            raise BadValue(
-                f"secure in {path} is no table: write [secure] and below it name = value"
-            )
         secure_of(found.secure, str(path))
         found.full_privacy()
         return found
