@@ -117,6 +117,7 @@ def test_fedgenp_tests_a_client_on_the_classes_that_it_owns(home):
     fed, _ = making.loaded("mnist/fedgenp-100-0.1")
     assert len(fed.clients) == 20 and sum(len(c.train) for c in fed.clients) == 2000
     for client in fed.clients:
+        assert len(client.val) == 0
         own = client.train.y.unique().tolist()
         assert client.test.y.bincount(minlength=10).tolist() == [2 * (c in own) for c in range(10)]
     rows = torch.cat([c.test.x for c in fed.clients]).flatten(1)
@@ -128,7 +129,10 @@ def test_draws_in_which_who_has_enough_gets_no_more():
     y = torch.arange(4000) % 10
     parts = capped_dirichlet(y, 10, 0.05, most=400, minimum=100, seed=1)
     assert sorted(torch.cat(parts).tolist()) == list(range(4000))
-    assert all(100 <= len(p) < 400 + 400 for p in parts)
+    assert min(map(len, parts)) >= 100
+    for seed in range(8):  # without the cap, some client would get three classes
+        sizes = map(len, capped_dirichlet(y, 10, 0.05, most=400, minimum=0, seed=seed))
+        assert max(sizes) < 400 + 400
     assert sum(len(y[p].unique()) for p in parts) < 75  # of 100: most see few
     again = capped_dirichlet(y, 10, 0.05, most=400, minimum=100, seed=1)
     assert all(map(torch.equal, parts, again))

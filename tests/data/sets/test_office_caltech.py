@@ -78,9 +78,14 @@ def _rows(splits="train train val test test"):
 
 
 def test_a_file_decides_the_splits(office):
+    for d, c, file, _ in _rows():  # the colour is the picture's number
+        making.picture(office / d / c / file, colour=int(file[-7:-4]))
     _write(office, _rows())
     fed, _ = making.loaded("office-caltech10?size=8")
     assert set(making.sizes(fed).values()) == {(20, 10, 20)}
+    for client in fed.clients:
+        seen = [set(s.x.flatten().tolist()) for s in (client.train, client.val, client.test)]
+        assert seen == [{0, 1}, {2}, {3, 4}]
 
 
 def test_images_that_the_file_does_not_name_are_told(office):
