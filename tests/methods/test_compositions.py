@@ -19,6 +19,9 @@ OTHERS = [
     "fraug+fedsam",
     "fedbn+fedrobust",
     "fedfa+fedrobust",
+    "fedbn+fedmix",
+    "fedfa+fedmix",
+    "fedbn+harmofl",
 ]
 PAIRS = [f"{base}+{name}" for base in ("fedfa", "fedbn") for name in AUGMENTATIONS] + OTHERS
 SHORT = PROTOCOL.replace(steps=2)
