@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import fedshift as fs
 from fedshift import keys
+from fedshift.batches import Pool, View
 from fedshift.errors import BadData
 from fedshift.federation import Client, Facts
 from fedshift.methods.faug import COLLECT, SEND, FAug, lacking
@@ -80,13 +81,14 @@ def test_what_clients_send_and_keep(engine):
 
 
 class Moment:
-    """What `batch` looks at."""
+    """What `start` and `batch` look at."""
 
     def __init__(self, kept, lacked, n):
         lacked = torch.tensor(lacked).double()
         self.kept, self.key = kept, keys.as_tensor(11)
         self.fixed = {"lacked": lacked, "share": lacked.sum() / (lacked.sum() + n)}
         self.facts = Facts("classification", CLASSES, (1, 6, 6), ("a",))
+        self.stage, self.lr = "train", torch.ones((), dtype=torch.float64)
 
 
 def test_batches_are_filled_as_the_client_lacks():
@@ -117,11 +119,23 @@ def test_where_nothing_is_lacked_it_is_fedavg_unless_more_is_asked_for():
 
 
 def test_classes_that_nobody_has_are_not_generated():
+    """Client a has (6, 2, 0), and nobody the third class: 4 of 12 samples are generated."""
     run = played_until("train", small(), skewed(((6, 2, 0), (3, 5, 0))))
-    assert run.progress.kept["a"]["faug/available"].tolist() == [1, 1, 0]
-    before = run.progress.server.model
-    run._round(0.0)
-    assert largest_difference(before, run.progress.server.model) > 0
+    kept = under("faug", run.progress.kept["a"])
+    assert kept["available"].tolist() == [1, 1, 0]
+    train = run.federation["a"].train
+    data = View(
+        Pool.of([train], run.device),
+        torch.arange(len(train)),
+        torch.ones(len(train), dtype=torch.bool),
+        run.plan.pipeline,
+        torch.float64,
+    )
+    moment = Moment(kept, [0.0, 0.0, 0.0], 8)
+    found = small().start(moment, None, data)
+    assert found["lacked"].tolist() == [0, 4, 0] and found["share"].item() == pytest.approx(1 / 3)
+    more = small(extra=3).start(moment, None, data)
+    assert more["lacked"].tolist() == [3, 7, 0]
 
 
 @pytest.mark.parametrize("settings", [{}, {"extra": 4}, {"seeds": 1}])

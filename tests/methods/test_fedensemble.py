@@ -52,11 +52,11 @@ def played(rounds, participation):
     return run, found
 
 
-@pytest.mark.parametrize("participation", [1.0, 2])
+@pytest.mark.parametrize(("rounds", "participation"), [(2, 1.0), (1, 2), (3, 2)])
 @pytest.mark.parametrize("vote", ["logits", "probabilities"])
-def test_the_last_model_of_each_client_predicts(participation, vote):
+def test_the_last_model_of_each_client_predicts(rounds, participation, vote):
     """By hand: each client's last upload in eval mode, summed over those who have sent one."""
-    run, sent = played(2, participation)
+    run, sent = played(rounds, participation)
     plan, tensors = run.plan, run.progress.server.model
     x = run.federation.clients[0].test.x
     plan.model.eval()

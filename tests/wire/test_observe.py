@@ -43,7 +43,7 @@ def test_it_adds_up_to_what_a_run_counts(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_whose_server_looks_at_single_models(name):
-    single = {"fedcm", "fedgenp", "fedlsi", "importance"}
+    single = {"fedcm", "fedgenp", "fedlsi", "importance", "feddg-ga", "fedensemble", "fedgen"}
     wire = seen(name)
     uses = {i.use for i in wire.select("up", of_model=True)}
     if name in ("local", "centralized", "fedproto"):

@@ -47,8 +47,8 @@ samples of each class the client has.
 - It counts labels over the batches that a round drew, here over the training set; both add one to
   each class.
 - Its noise is uniform on [0, 1) (`noise="uniform"`); the paper's is standard normal.
-- In its loss the mean of the weights u multiplies the mean of the losses of a head, as far as
-  FedGenP's fork shows. Here, as in the paper, each sample has the weight of its class.
+- In FedGenP's code, a fork of it, the mean of the weights u multiplies the mean of a head's
+  losses. Here, as in the paper, each sample has the weight of its class.
 """
 
 from __future__ import annotations
