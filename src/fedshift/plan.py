@@ -20,6 +20,7 @@ from fedshift.models.probing import unkeyed
 from fedshift.models.spec import seeded
 from fedshift.net import clone, eval_mode, measure, owners, tensors_of
 from fedshift.optim import Optimizer
+from fedshift.pooling import quicken
 from fedshift.privacy import Privacy
 from fedshift.protocol import Protocol
 from fedshift.tree import Tree
@@ -147,6 +148,7 @@ def make(
         built = method.build(base, facts).to(device=device, dtype=DTYPES[dtype])
     empty = {n: torch.empty_like(t, device="meta") for n, t in tensors_of(built).items()}
     facts = dataclasses.replace(facts, tensors=empty)
+    quicken(built)
     probe = torch.zeros((2, *facts.shape), device=device, dtype=DTYPES[dtype])
     phases = method.phases()
     owned = owners(built)
