@@ -280,9 +280,11 @@ class _Preceding:
 def insert_first(model: nn.Module, shape: tuple[int, ...], name: str, layer: nn.Module) -> None:
     """Put a layer in front of the model, registered as the top-level module `name`.
 
-    It goes before the first stage, which must take the inputs themselves; `shape` is of one.
+    It goes before the first stage, which must take the inputs themselves, or before the module that
+    the model names as its `entry`; `shape` is of one input.
     """
     stages: tuple[str, ...] = getattr(model, "stages", ())
+    stages = (getattr(model, "entry", ""), *stages) if hasattr(model, "entry") else stages
     if hasattr(model, name):
         raise BadModel(f"the model has a module '{name}' already: choose another name")
     if not stages or not _takes_inputs(model, stages[0], shape):

@@ -179,10 +179,7 @@ class Run:
         try:
             with full_precision():
                 while not self.ended:
-                    self._engine = self._engine or self._start_engine()
-                    start = time.perf_counter()
-                    jobs = self.due()
-                    on_round(self, self.took(jobs, self._play(jobs), start))
+                    on_round(self, self.play_round())
                 if self._elsewhere:
                     self._close()
             self.finish()
@@ -193,6 +190,13 @@ class Run:
                 self._engine.close()
                 self._engine = None
         return self
+
+    def play_round(self) -> Line:
+        """Play the next round alone; the line of it."""
+        self._engine = self._engine or self._start_engine()
+        start = time.perf_counter()
+        jobs = self.due()
+        return self.took(jobs, self._play(jobs), start)
 
     def begin(self) -> None:
         """Open the folder, where there is one, and start the clock."""

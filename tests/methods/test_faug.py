@@ -13,13 +13,12 @@ from torch.nn import functional as F
 import fedshift as fs
 from fedshift import keys
 from fedshift.batches import Pool, View
-from fedshift.errors import BadData
 from fedshift.federation import Client, Facts
 from fedshift.methods.faug import COLLECT, SEND, FAug, lacking
 from fedshift.tree import under
 from tests.methods.quadratic import ENGINES
 from tests.methods.test_battery import PROTOCOL, start, state
-from tests.toys import CLASSES, ToyNet, federation, largest_difference
+from tests.toys import CLASSES, federation, largest_difference
 
 QUICK = {"noise_dim": 8, "hidden": 16, "gan_steps": 3, "gan_batch": 8}
 
@@ -44,7 +43,7 @@ def played_until(stage, method, fed):
     run = start(method, fed=fed)
     run._engine = run._start_engine()
     while run.stages[run.progress.stage].name != stage:
-        run._round(0.0)
+        run.play_round()
     return run
 
 
@@ -69,10 +68,10 @@ def test_what_clients_send_and_keep(engine):
             tuple(t.flatten().tolist()) for t in x[1, c][result.extras["faug/there"][1, c] > 0]
         }
         assert found <= own and len(found) == there[1, c]
-    run._round(0.0)
+    run.play_round()
     held = run.progress.server.methods["faug"].tensors
     assert held["available"].tolist() == [1, 1, 1]
-    run._round(0.0)
+    run.play_round()
     assert not run.progress.server.methods["faug"].tensors, "sent, it is forgotten"
     for kept in run.progress.kept.values():
         assert largest_difference(under("faug", kept), dict(held)) == 0
@@ -159,8 +158,3 @@ def test_with_other_methods(other):
     beside = fs.methods.make(other, {"fedbr.size": 6} if other == "fedbr" else {})
     runs = [start(small() + beside, fed=skewed(), engine=e).play() for e in ENGINES]
     assert largest_difference(*map(state, runs)) < 1e-9
-
-
-def test_segmentation_is_refused():
-    with pytest.raises(BadData, match="faug learns classification, not segmentation"):
-        FAug().build(ToyNet(), Facts("segmentation", 2, (1, 6, 6), ("a",), width=8))

@@ -39,7 +39,7 @@ def trip_of(run):
     """What a first local step of client "a" needs, by hand: the trip, its work and a batch."""
     run._engine = choice.start(run.plan, run.federation, "loop", 0)
     while run.stages[run.progress.stage].name != "train":
-        run._round(0.0)
+        run.play_round()
     job = run._jobs(run.stages[run.progress.stage], run.progress)[0]
     trip = run._engine.trip(job.place)
     return trip, trip.begin([replace(job, place=0)], job.steps)

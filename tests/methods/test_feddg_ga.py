@@ -104,13 +104,13 @@ def test_gaps_are_the_means_loss_less_the_clients_own(engine):
         loss_of(run, {**model, **{n: t[k] for n, t in first.model.items()}}, c)
         for k, c in enumerate(clients)
     ]
-    run._round(0.0)
+    run.play_round()
     mean = [loss_of(run, run.progress.server.model, c) for c in clients]
     second = run._engine.play(run._jobs(run.stages[0], run.progress)).extras
     wanted = [m - o for m, o in zip(mean, own)]
     assert second["feddg-ga/gap"].tolist() == pytest.approx(wanted, abs=1e-9)
     assert second["feddg-ga/left"].tolist() == [1, 1, 1]
-    run._round(0.0)
+    run.play_round()
     third = run._engine.play(run._jobs(run.stages[0], run.progress)).extras
     assert third["feddg-ga/left"].tolist() == [0.75] * 3
     moved = run.progress.server.methods["feddg-ga"].tensors["a"]
@@ -120,10 +120,10 @@ def test_gaps_are_the_means_loss_less_the_clients_own(engine):
 def test_a_round_uses_the_weights_of_its_gaps():
     run = start(FedDGGA(step=1.0), PROTOCOL.replace(rounds=3))
     run._engine = run._start_engine()
-    run._round(0.0)
+    run.play_round()
     player = choice.start(run.plan, run.federation, run.engine_name, 0)
     sent = player.play(run._jobs(run.stages[0], run.progress))
-    run._round(0.0)
+    run.play_round()
     a = run.progress.server.methods["feddg-ga"].tensors["a"]
     assert a.std() > 0.1
     for name, stacked in sent.model.items():
@@ -150,5 +150,5 @@ def test_who_skipped_a_round_knows_no_gap():
         jobs = run._jobs(run.stages[0], run.progress)
         sent = run._engine.play(jobs).extras["feddg-ga/left"]
         assert [x > 0 for x in sent.tolist()] == [j.client in before for j in jobs]
-        run._round(0.0)
+        run.play_round()
         before = tuple(j.client for j in jobs)

@@ -48,7 +48,7 @@ def played(rounds, participation):
         for k, client in enumerate(result.clients):
             found[client] = {n: t[k].clone() for n, t in result.model.items()}
         run._engine = run._start_engine()
-        run._round(0.0)
+        run.play_round()
     return run, found
 
 

@@ -14,7 +14,6 @@ import torch
 
 import fedshift as fs
 from fedshift import keys
-from fedshift.errors import BadModel
 from fedshift.federation import Client, Facts
 from fedshift.method import Uploads
 from fedshift.methods.fedgen import FedGen, sameness
@@ -193,9 +192,3 @@ def test_clients_of_one_class_and_one_client_a_round():
 def test_with_methods_of_the_clients(other):
     runs = [start(small() + fs.methods.make(other), engine=e).play() for e in ENGINES]
     assert largest_difference(*map(state, runs)) < 1e-9
-
-
-def test_segmentation_is_refused():
-    facts = Facts("segmentation", 2, (1, 4, 4), ("a",), width=4)
-    with pytest.raises(BadModel, match="'fedgen' generates features for a head that classifies"):
-        FedGen().init_server({}, facts)

@@ -164,7 +164,7 @@ def test_what_crosses_in_each_stage():
 def after_warm_up(run):
     """The run once the heads have come, and the translator that the server made of them."""
     run._engine = choice.start(run.plan, run.federation, "loop", 0)
-    run._round(0.0)
+    run.play_round()
     return run, under("translator", run.progress.server.methods["fedlsi"].tensors)
 
 
@@ -176,7 +176,7 @@ def test_every_client_keeps_the_translator_and_its_own_domain():
         assert {n: t.shape for n, t in made.items()} == {
             n: t.shape for n, t in translator(8, 3, 32).items()
         }
-        run._round(0.0)
+        run.play_round()
         assert not run.progress.server.methods["fedlsi"].tensors, "the server keeps nothing of it"
         for number, client in enumerate("abc"):
             kept = under("fedlsi", run.progress.kept[client])
@@ -218,7 +218,7 @@ def test_the_warm_up_leaves_the_model_alone():
     run._engine = choice.start(run.plan, run.federation, "loop", 0)
     before = {n: t.clone() for n, t in run.progress.server.model.items()}
     for _ in range(2):
-        run._round(0.0)
+        run.play_round()
     assert largest_difference(run.progress.server.model, before) == 0
 
 

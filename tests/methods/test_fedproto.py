@@ -12,8 +12,7 @@ import torch
 
 import fedshift as fs
 from fedshift import methods
-from fedshift.errors import BadData
-from fedshift.federation import Client, Facts, Federation
+from fedshift.federation import Client, Federation
 from fedshift.method import State, Uploads
 from fedshift.methods.fedproto import MODULE, FedProto, distance, nearness
 from fedshift.net import Net
@@ -185,11 +184,6 @@ def test_no_weight_travels():
     shared = start(FedProto(share_weights=True)).play().lines[-1]
     plain = start(methods.make("fedavg")).play().lines[-1]
     assert shared["bytes_up"] == plain["bytes_up"] + 3 * numbers
-
-
-def test_it_needs_labels_of_samples():
-    with pytest.raises(BadData, match="one label per sample"):
-        FedProto().build(ToyNet(), Facts("segmentation", 3, (1, 8, 8), ("a",), width=8))
 
 
 @pytest.mark.parametrize("other", ["mixup", "fedprox", "fedbn", "feddecorr", "pfedavg"])

@@ -14,7 +14,6 @@ import torch
 
 import fedshift as fs
 from fedshift import methods
-from fedshift.errors import BadData
 from fedshift.federation import Facts
 from fedshift.method import State, Uploads
 from fedshift.methods.fpl import FPL, clustered, contrast, regression
@@ -137,11 +136,6 @@ def test_features_of_the_last_epochs_passes():
         assert torch.allclose(*own, atol=1e-9) == alike
     runs = [start(FPL(prototypes="last-epoch"), engine=e).play() for e in ENGINES]
     assert largest_difference(*map(state, runs)) < 1e-9
-
-
-def test_it_needs_labels_of_samples():
-    with pytest.raises(BadData, match="one label per sample"):
-        FPL().build(ToyNet(), Facts("segmentation", 3, (1, 8, 8), ("a",), width=8))
 
 
 @pytest.mark.parametrize("other", ["mixup", "fedprox", "fedbn", "fedfa", "feddecorr", "moon"])

@@ -168,5 +168,5 @@ def test_collect_stages_leave_weights_alone():
     assert stage.program == "collect"
     before = run.progress.server.methods["groupdro"].tensors["q"]
     run._engine = run._start_engine()
-    run._round(0.0)
+    run.play_round()
     assert torch.equal(run.progress.server.methods["groupdro"].tensors["q"], before)

@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedshift as fs
-from fedshift.errors import BadData
 from fedshift.federation import Facts
 from fedshift.methods.rsc import RSC, lowest
 from fedshift.models import Staged
@@ -132,8 +131,3 @@ def test_a_head_with_batch_norm_moves_once_a_step():
 def test_with_other_methods(other):
     runs = [start(f"rsc+{other}", engine=e).play() for e in ENGINES]
     assert largest_difference(*map(state, runs)) < 1e-9
-
-
-def test_segmentation_is_refused():
-    with pytest.raises(BadData, match="rsc learns classification, not segmentation"):
-        RSC().build(ToyNet(), Facts("segmentation", 2, (1, 6, 6), ("a",), width=8))

@@ -12,7 +12,6 @@ from fedshift import methods, tree
 from fedshift.batches import Pool
 from fedshift.data.augment import ColorJitter, Crop, Flip, Pipeline, Rotate
 from fedshift.errors import BadModel, BadValue
-from fedshift.models.unet import UNet
 from fedshift.run import Run
 from fedshift.trip import Trip
 from tests.engines.flower.sites import serve
@@ -27,20 +26,13 @@ MOVING = Pipeline(augment=(Crop(1), Flip(), Rotate(20), ColorJitter(0.2)))
 PROTOCOL = fs.Protocol(rounds=2, epochs=1, batch=3, lr=0.02, eps=1e-4)
 
 
-def entered(shape: tuple[int, ...], classes: int) -> UNet:
-    """The network for a method that wants the inputs to enter a stage."""
-    net = toy_unet(shape, classes)
-    net.stages = ("encoder1", *net.stages)
-    return net
-
-
 def start(name: str, protocol=PROTOCOL, fed=None, engine="loop", **options) -> Run:
     options.setdefault("warn", lambda message: None)
     return Run(
         fed or patches(),
         make(name),
         protocol,
-        entered if "fedrobust" in name else toy_unet,
+        toy_unet,
         dtype="float64",
         device="cpu",
         engine=engine,

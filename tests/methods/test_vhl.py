@@ -13,8 +13,6 @@ import torch
 from torch.nn import functional as F
 
 from fedshift import keys
-from fedshift.errors import BadData
-from fedshift.federation import Facts
 from fedshift.methods.vhl import HEAD, VHL
 from fedshift.net import Net
 from fedshift.parts.contrast import supervised
@@ -153,8 +151,3 @@ def test_switches_agree_on_both_engines(settings):
 def test_with_methods_of_the_clients(other):
     runs = [start(f"vhl+{other}", engine=e).play() for e in ENGINES]
     assert largest_difference(*map(state, runs)) < 1e-9
-
-
-def test_segmentation_is_refused():
-    with pytest.raises(BadData, match="vhl learns classification, not segmentation"):
-        VHL().build(ToyNet(), Facts("segmentation", 2, (1, 6, 6), ("a",), width=8))

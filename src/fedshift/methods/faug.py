@@ -47,11 +47,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift import keys
-from fedshift.errors import BadData
-from fedshift.federation import Facts
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Data, Method, Report, Stage, State, Uploads
 from fedshift.parts.conditional_gan import ConditionalGAN
@@ -100,12 +98,6 @@ class FAug(Method):
         return ConditionalGAN(
             self.noise_dim, self.hidden, self.gan_steps, self.gan_batch, self.gan_lr
         )
-
-    def build(self, model: nn.Module, facts: Facts) -> nn.Module:
-        """Nothing is built; tasks without one label per sample are refused."""
-        if facts.task != "classification":
-            raise BadData(f"faug learns classification, not {facts.task}: choose another method")
-        return model
 
     def stages(self, protocol: Protocol) -> tuple[Stage, ...]:
         """Collect seeds, send the generator, train."""

@@ -60,7 +60,6 @@ import torch
 from torch import Tensor
 
 from fedshift import keys
-from fedshift.errors import BadModel
 from fedshift.federation import Facts
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Data, Method, Report, State, Uploads
@@ -130,11 +129,6 @@ class FedGen(Method):
 
     def init_server(self, params: Tree, facts: Facts) -> State:
         """Room for the generator and its optimizer; it is drawn when first trained."""
-        if facts.task != "classification":
-            raise BadModel(
-                f"'{self.name}' generates features for a head that classifies, and this federation "
-                f"learns {facts.task}: choose another method"
-            )
         if self._idle:
             return State()
         like = next(iter(params.values()), torch.zeros(()))

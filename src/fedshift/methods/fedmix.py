@@ -43,12 +43,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fedshift import keys
-from fedshift.errors import BadData, CannotCombine
-from fedshift.federation import Facts
+from fedshift.errors import CannotCombine
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Data, Method, Report, Stage, State, Uploads
 from fedshift.methods.mixup import soft
@@ -83,12 +82,6 @@ class FedMix(Method):
     form: str = hp("taylor", "how the mixture's loss is approximated", choices=FORMS)
     mean_of: int = hp(5, "samples in a mean (M)", low=1)
     size: int = hp(256, "means in the pool, of all clients together", low=1, quick=6)
-
-    def build(self, model: nn.Module, facts: Facts) -> nn.Module:
-        """The model as it is."""
-        if facts.task != "classification":
-            raise BadData(f"fedmix learns classification, not {facts.task}: choose another method")
-        return model
 
     def stages(self, protocol: Protocol) -> tuple[Stage, ...]:
         """Collect the means and send the pool, once."""

@@ -46,7 +46,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedshift.errors import BadData
 from fedshift.federation import Facts
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Data, Method, Report, Scope, State, Uploads
@@ -101,8 +100,6 @@ class FedProto(Method):
 
     def build(self, model: nn.Module, facts: Facts) -> nn.Module:
         """Attach the prototypes."""
-        if facts.task != "classification":
-            raise BadData(f"fedproto needs one label per sample, not {facts.task}: choose another")
         if not self._idle:
             model.add_module(MODULE, Prototypes(facts.classes, facts.width, self._on_the_way))
         return model

@@ -48,7 +48,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift import keys, task
-from fedshift.errors import BadData
 from fedshift.federation import Facts
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Method, Scope
@@ -86,8 +85,6 @@ class FedSR(Method):
 
     def build(self, model: nn.Module, facts: Facts) -> nn.Module:
         """The Gaussian and a classifier for the head, and the reference."""
-        if facts.task != "classification":
-            raise BadData(f"fedsr learns classification, not {facts.task}: choose another method")
         width = self.width or facts.width
         gaussian, classifier = Gaussian(facts.width, width), nn.Linear(width, facts.classes)
         replace_head(model, self.name, gaussian=gaussian, classifier=classifier)

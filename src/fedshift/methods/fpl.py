@@ -49,7 +49,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedshift.errors import BadData
 from fedshift.federation import Facts
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Data, Method, Report, Scope, State, Uploads
@@ -105,10 +104,6 @@ class FPL(Method):
 
     def build(self, model: nn.Module, facts: Facts) -> nn.Module:
         """Attach what gathers features on the way."""
-        if facts.task != "classification":
-            raise BadData(
-                f"fpl needs one label per sample, not {facts.task}: choose another method"
-            )
         if self._on_the_way:
             model.add_module(SUMS, prototypes.ClassSums(facts.classes, facts.width))
         return model

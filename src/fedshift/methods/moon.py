@@ -50,7 +50,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedshift.errors import BadData
 from fedshift.federation import Facts
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Data, Method, Report, State
@@ -91,8 +90,6 @@ class Moon(Method):
 
     def build(self, model: nn.Module, facts: Facts) -> nn.Module:
         """Put the projection before a classifier of its width."""
-        if facts.task != "classification":
-            raise BadData(f"moon learns classification, not {facts.task}: choose another method")
         if self.head == "projector":
             hidden = self.hidden or facts.width
             projector = nn.Sequential(

@@ -46,11 +46,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift import task
-from fedshift.errors import BadData
-from fedshift.federation import Facts
 from fedshift.hparam import hp
 from fedshift.method import Ctx, Method
 from fedshift.parts.labels import one_hot
@@ -68,6 +66,7 @@ class RSC(Method):
     """
 
     name: ClassVar[str] = "rsc"
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     paper: ClassVar[str] = (
         "Huang et al., Self-Challenging Improves Cross-Domain Generalization, ECCV 2020"
     )
@@ -76,12 +75,6 @@ class RSC(Method):
     batch_share: float = hp(
         1 / 3, "share of the samples whose features are muted", low=0, high=1, off=0.0
     )
-
-    def build(self, model: nn.Module, facts: Facts) -> nn.Module:
-        """Nothing is built; tasks without one label per sample are refused."""
-        if facts.task != "classification":
-            raise BadData(f"rsc learns classification, not {facts.task}: choose another method")
-        return model
 
     def loss(self, out: Output, y: Tensor, ctx: Ctx, net: Net) -> dict[str, Tensor]:
         """Cross-entropy with the most decisive features muted."""

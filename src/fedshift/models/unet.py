@@ -34,6 +34,8 @@ class UNet(Staged):
         levels: pools on the way down.
     """
 
+    entry = "encoder1"  # what stands in front of the network goes before this
+
     def __init__(
         self, shape: tuple[int, ...], classes: int, width: int = 32, levels: int = 4
     ) -> None:
