@@ -87,8 +87,7 @@ class Contest:
         warn: Callable[[str], None] | None = None,
     ) -> Comparison:
         """Play all runs that are left; `play` plays those of a method."""
-        if self.out is not None:
-            self._open_folder(self.out)
+        self.open()
         spoken = {k: v for k, v in (("say", say), ("warn", warn)) if v is not None}
         records = []
         for method in self.methods:
@@ -100,19 +99,19 @@ class Contest:
     def _groups(self, method: Composed, spoken: Mapping[str, Any]) -> Iterator[list[Run]]:
         """The runs of a method: all seeds at once where that is faster, else one by one."""
         seeds = iter(self.seeds)
-        first = self._run(method, next(seeds), spoken)
+        first = self.run(method, next(seeds), spoken)
         if together.fit([first]):
-            yield [first, *(self._run(method, seed, spoken) for seed in seeds)]
+            yield [first, *(self.run(method, seed, spoken) for seed in seeds)]
             return
         yield [first]
         for seed in seeds:
-            yield [self._run(method, seed, spoken)]
+            yield [self.run(method, seed, spoken)]
 
-    def _run(self, method: Composed, seed: int, spoken: Mapping[str, Any]) -> Run:
+    def run(self, method: Composed, seed: int, spoken: Mapping[str, Any] | None = None) -> Run:
         """The run of a method and a seed: a new one, or the one that is in its folder."""
         folder = None if self.out is None else self.out / method.name / f"seed{seed}"
         if folder is not None and (folder / CONFIG).is_file():
-            return Run.resume(folder, self.federation, self.model, method, **spoken)
+            return Run.resume(folder, self.federation, self.model, method, **(spoken or {}))
         return Run(
             self.federation,
             method,
@@ -121,10 +120,14 @@ class Contest:
             seed=seed,
             out=folder,
             **self.options,
-            **spoken,
+            **(spoken or {}),
         )
 
-    def _open_folder(self, out: Path) -> None:
+    def open(self) -> None:
+        """Write what is compared into the folder, or find it there."""
+        out = self.out
+        if out is None:
+            return
         if (out / CONFIG).is_file() and files.read_toml(out / CONFIG) == _as_read(self.config()):
             return
         if out.exists() and (not out.is_dir() or any(out.iterdir())):

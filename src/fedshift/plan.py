@@ -25,7 +25,12 @@ from fedshift.privacy import Privacy
 from fedshift.protocol import Protocol
 from fedshift.tree import Tree
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bf16": torch.float32,  # of weights and sums; layers compute in bfloat16
+    "tf32": torch.float32,  # of which products on a GPU look at the first 10 bits of each factor
+}
 
 
 @dataclasses.dataclass(frozen=True)

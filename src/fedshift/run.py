@@ -29,6 +29,7 @@ from fedshift.compose import Composed
 from fedshift.engines import Engine, choice
 from fedshift.engines.flower.remote import SCORE, Answers, Remote, handle
 from fedshift.engines.loop import one_thread
+from fedshift.engines.stacked import Stacked
 from fedshift.errors import BadRun, BadValue
 from fedshift.federation import Client, Federation
 from fedshift.kept import Kept
@@ -73,7 +74,7 @@ class Run:
         workers: processes of the loop engine on a CPU (None: a measured rule decides).
         chunk: clients at a time in the stacked engine (0: as many as fit).
         device: "auto", "cpu", "cuda", "cuda:1".
-        dtype: "float32", "float64" or "bf16".
+        dtype: "float32", "float64", "tf32" (float32 whose products a GPU rounds) or "bf16".
         out: the run's folder (None: nothing is written).
         hold_out: clients that do not train and are scored as unseen.
         checkpoint_every: rounds between checkpoints.
@@ -177,7 +178,7 @@ class Run:
         """
         self.begin()
         try:
-            with full_precision():
+            with precision(self.dtype):
                 while not self.ended:
                     on_round(self, self.play_round())
                 if self._elsewhere:
@@ -629,7 +630,14 @@ class Run:
             return Workers(
                 self.plan, self.federation, self.workers, self.spec, self.dtype, self.seed
             )
-        return choice.start(self.plan, self.federation, self.engine_name, self.chunk)
+        engine = choice.start(self.plan, self.federation, self.engine_name, self.chunk)
+        clients = self.protocol.participants(len(self.federation.names))
+        if isinstance(engine, Stacked) and not self.chunk and engine.chunk < clients:
+            self._say(
+                f"the memory of {self.device} is reckoned to hold {engine.chunk} clients at a time, "
+                f"so the {clients} of a round go in parts (--chunk says otherwise)"
+            )
+        return engine
 
     # -- privacy -------------------------------------------------------------------------------
 
@@ -709,11 +717,14 @@ class Run:
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
-    """Keep GPUs from computing float32 in TF32, which torch allows for convolutions by default."""
+def precision(dtype: str = "float32") -> Iterator[None]:
+    """Let GPUs compute float32 in TF32 where it was asked for alone.
+
+    torch allows it for convolutions by default.
+    """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, matmul.allow_tf32
-    cudnn.allow_tf32 = matmul.allow_tf32 = False
+    cudnn.allow_tf32 = matmul.allow_tf32 = dtype == "tf32"
     try:
         yield
     finally:

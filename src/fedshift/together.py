@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fedshift.engines import choice
 from fedshift.errors import BadValue
-from fedshift.run import Interrupted, Line, Run, full_precision
+from fedshift.run import Interrupted, Line, Run, precision
 from fedshift.trip import Result
 
 OnRound = Callable[[Run, Line], None]
@@ -44,7 +44,7 @@ def play(runs: Sequence[Run], on_round: OnRound = lambda run, line: None) -> Non
         run.begin()
     engine = choice.start(first.plan, first.federation, "stacked", first.chunk)
     try:
-        with full_precision():
+        with precision(first.dtype):
             while going := [run for run in runs if not run.ended]:
                 start = time.perf_counter()
                 behind = _behind(going)

@@ -34,6 +34,10 @@ def command(args: argparse.Namespace) -> None:
         found.extend(map(result.of_run, runs))
 
     with resumable("compare", contest.out):
+        if args.ray is not None:
+            from fedshift import cluster
+
+            cluster.play(contest, args.ray, messages.note)
         whole = contest.play(play_some, messages.note, messages.warning)
         assert contest.out is not None
         result.write(whole.records, contest.out, whole.select)

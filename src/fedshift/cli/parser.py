@@ -125,6 +125,12 @@ def _run(parser: Parser) -> None:
 def _compare(parser: Parser) -> None:
     parser.add_argument("methods", metavar="METHOD", nargs="*", help="methods, as for run")
     parser.add_argument("--resume", metavar="FOLDER", help="continue the comparison saved there")
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="spread the runs over a Ray cluster (auto, HOST:PORT, or local to start one here); "
+        "--out must be a folder that all its machines see",
+    )
     options.add(parser, seeds=True)
 
 

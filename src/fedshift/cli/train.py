@@ -41,7 +41,7 @@ def _resume(folder: Path, json: bool) -> None:
 
 def alone(args: argparse.Namespace, positional: str) -> None:
     """Refuse anything beside --resume and --json: a saved run has its configuration."""
-    allowed = {"command", "resume", "json"}
+    allowed = {"command", "resume", "json", "ray"}
     beside = [n for n, v in vars(args).items() if n not in allowed and v not in (None, [])]
     if beside:
         name = beside[0]

@@ -88,6 +88,7 @@ def _facts(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
         ("data", runs[0].data),
         ("model", _either(run.model for run in runs)),
         ("engine", _either(run.engine for run in runs)),
+        ("numbers", _either(str(run.config.get("dtype") or "") for run in runs)),
         ("seeds", ", ".join(seeds)),
         ("clients", ", ".join(runs[0].clients())),
         ("unseen clients", ", ".join(runs[0].clients("unseen"))),

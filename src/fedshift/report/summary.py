@@ -113,6 +113,8 @@ def _notes_of(run: RunRecord) -> list[str]:
     for (client, why), count in left_out.items():
         rounds = "1 round" if count == 1 else f"{count} rounds"
         found.append(f"{client} left out of {rounds} ({why})")
+    if run.config.get("dtype") in ("bf16", "tf32"):
+        found.append(f"computed in {run.config['dtype']}, coarser than float32")
     if run.privacy.get("source") == "seed":
         found.append(
             "its noise comes from the seed, so that the run can be repeated, and protects nobody: "

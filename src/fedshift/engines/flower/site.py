@@ -36,7 +36,7 @@ from fedshift.federation import Client, Federation
 from fedshift.method import Stage, State
 from fedshift.plan import Plan
 from fedshift.resume import plan_of
-from fedshift.run import full_precision, local_work
+from fedshift.run import local_work, precision
 from fedshift.tree import Tree, digest, pick, under, with_prefix
 from fedshift.trip import Job
 
@@ -89,7 +89,7 @@ class Site:
         head: dict[str, Any] = {}
         try:
             head = codec.head_of(packet)
-            with full_precision():
+            with precision((head.get("config") or {}).get("dtype", "float32")):
                 found = self._answer(head, packet)
         except FedshiftError as error:
             found = Message({"kind": "failed", "why": _line(str(error))})
