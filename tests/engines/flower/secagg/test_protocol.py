@@ -196,6 +196,15 @@ def test_keys_of_nobody_and_small_thresholds_are_refused(tmp_path):
     assert "key is none" in asking(parties, "share", "a", members={**two, "b": none})["why"]
 
 
+def test_a_sum_of_fewer_than_must_be_is_not_opened(tmp_path):
+    parties = Parties(tmp_path, gone={n: "unmask" for n in NAMES})
+    with pytest.raises(BadRun, match="0 sites opened the sum"):
+        parties.sum()
+    for left in (["a", "b"], ["a"], ["a", "a", "b"], ["b", "c", "d"]):
+        assert asking(parties, "unmask", "a", left=left)["kind"] == "failed"
+    assert asking(parties, "unmask", "a", left=["a", "b", "c"])["kind"] == "unmask"
+
+
 def test_the_sum_is_of_those_whose_shares_are_there(tmp_path):
     lies = {
         "mask": lambda head: {**head, "sealed": {**head["sealed"], "x": "00"}},
