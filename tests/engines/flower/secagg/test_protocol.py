@@ -197,7 +197,7 @@ def test_keys_of_nobody_and_small_thresholds_are_refused(tmp_path):
 
 
 def test_a_sum_of_fewer_than_must_be_is_not_opened(tmp_path):
-    parties = Parties(tmp_path, gone={n: "unmask" for n in NAMES})
+    parties = Parties(tmp_path, gone=dict.fromkeys(NAMES, "unmask"))
     with pytest.raises(BadRun, match="0 sites opened the sum"):
         parties.sum()
     for left in (["a", "b"], ["a"], ["a", "a", "b"], ["b", "c", "d"]):
