@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedshift import data, keys, methods, models
     from fedshift.comparison import Comparison, compare
     from fedshift.compose import Composed
+    from fedshift.engines.flower.secagg.terms import Secure
     from fedshift.errors import FedshiftError
     from fedshift.federation import Client, Facts, Federation, Samples
     from fedshift.hparam import hp
@@ -46,6 +47,7 @@ _HOME = {
     "Run": "run",
     "Samples": "federation",
     "Scope": "method",
+    "Secure": "engines.flower.secagg.terms",
     "Stage": "method",
     "State": "method",
     "Trained": "trained",

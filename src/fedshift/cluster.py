@@ -28,7 +28,7 @@ def play(contest: Contest, address: str, say: Callable[[str], None]) -> None:
 
     Args:
         contest: with a folder, and of data, network and methods that other processes can build.
-        address: of the cluster as for `ray.init` ("auto", "HOST:PORT"), or "local" to start one here.
+        address: of the cluster ("auto", "HOST:PORT"), or "local" to start one here.
         say: takes a sentence for each run that ended.
     """
     if importlib.util.find_spec("ray") is None:

@@ -13,6 +13,7 @@ from fedshift import files, keys, methods
 from fedshift import plan as plans
 from fedshift.compose import Composed
 from fedshift.data.augment import Pipeline
+from fedshift.engines.flower.secagg.terms import secure_of
 from fedshift.errors import BadRun, FedshiftError
 from fedshift.federation import Facts, Federation
 from fedshift.method import Method
@@ -51,7 +52,8 @@ def rebuild(
     from fedshift import data
 
     config = read_config(folder)
-    machine = {"workers": config.get("workers"), **options}
+    secure = secure_of(config.get("secure", {}), str(folder / "config.toml"))
+    machine = {"workers": config.get("workers"), "secure": secure, **options}
     try:
         if federation is None:
             federation = data.load(needed(config["source"]["data"], "data", "federation", folder))

@@ -28,6 +28,7 @@ from fedshift.checkpoint import Best, Progress
 from fedshift.compose import Composed
 from fedshift.engines import Engine, choice
 from fedshift.engines.flower.remote import SCORE, Answers, Remote, handle
+from fedshift.engines.flower.secagg.terms import Secure
 from fedshift.engines.loop import one_thread
 from fedshift.engines.stacked import Stacked
 from fedshift.errors import BadRun, BadValue
@@ -79,6 +80,8 @@ class Run:
         hold_out: clients that do not train and are scored as unseen.
         checkpoint_every: rounds between checkpoints.
         privacy: clipping of updates and Gaussian noise (None: neither).
+        secure: secure aggregation, with the flower engine: what clients upload comes as sums alone
+            (None: each upload by itself).
         say: takes sentences about choices made; `warn`: takes warnings.
 
     >>> import fedshift as fs
@@ -105,6 +108,7 @@ class Run:
         hold_out: Sequence[str] = (),
         checkpoint_every: int = 1,
         privacy: Privacy | None = None,
+        secure: Secure | None = None,
         say: Callable[[str], None] = lambda sentence: None,
         warn: Callable[[str], None] = _warn,
     ) -> None:
@@ -115,6 +119,7 @@ class Run:
         self.out = None if out is None else Path(out)
         self.hold_out = tuple(hold_out)
         self.checkpoint_every = checkpoint_every
+        self.secure = secure
         self.lines: list[Line] = []
         self._say, self._tell = say, warn
         self._warned: list[str] = []
@@ -164,6 +169,7 @@ class Run:
         # what only goes up begins, at a client that never took part, as it was built
         self._unsent = pick(self.progress.server.model, self.plan.names("up"))
         self._ledger = self._check_privacy()
+        self._check_secure()
         self._engine: Engine | None = None
         self._opened = False
         self._began = time.monotonic()
@@ -418,6 +424,19 @@ class Run:
         for site, why in missing.items():
             self._warn(f"site '{site}' did not get the final model: {why}")
 
+    def _check_secure(self) -> None:
+        """Refuse what secure aggregation cannot serve."""
+        if self.secure is None:
+            return
+        if not self._elsewhere:
+            raise BadValue(
+                f"secure aggregation is between sites, and the {self.engine_name} engine has none: "
+                "take the flower engine (--engine flower), or leave it off"
+            )
+        from fedshift.engines.flower.server import check_secure
+
+        check_secure(self, self.secure)
+
     def _check_elsewhere(self) -> None:
         if not self._elsewhere:
             return
@@ -508,6 +527,7 @@ class Run:
             },
             "pipeline": self.federation.pipeline.to_config(),
             **({} if privacy is None else {"privacy": dataclasses.asdict(privacy)}),
+            **({} if self.secure is None else {"secure": dataclasses.asdict(self.secure)}),
             "versions": {
                 "fedshift": __version__,
                 "torch": torch.__version__,
@@ -634,8 +654,8 @@ class Run:
         clients = self.protocol.participants(len(self.federation.names))
         if isinstance(engine, Stacked) and not self.chunk and engine.chunk < clients:
             self._say(
-                f"the memory of {self.device} is reckoned to hold {engine.chunk} clients at a time, "
-                f"so the {clients} of a round go in parts (--chunk says otherwise)"
+                f"the memory of {self.device} is reckoned to hold {engine.chunk} clients at once: the "
+                f"{clients} of a round go in parts (--chunk says otherwise)"
             )
         return engine
 

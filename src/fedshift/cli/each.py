@@ -79,6 +79,7 @@ def resume(folder: Path, first: Path, json: bool) -> None:
             hold_out=[name],
             checkpoint_every=like.checkpoint_every,
             privacy=like.plan.privacy,
+            secure=like.secure,
             say=messages.note,
             warn=messages.warning,
         )

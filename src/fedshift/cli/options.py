@@ -35,6 +35,7 @@ class Setup:
     chunk: int = hp(0, "clients at a time in the stacked engine (0: as many as fit)", low=0)
     device: str = hp("auto", "auto, cpu, cuda or cuda:N")
     dtype: str = hp("float32", "float32, float64, tf32 or bf16")
+    secure: bool = hp(False, "sum uploads under masks, so that none is seen (with engine flower)")
     checkpoint_every: int = hp(1, "rounds between checkpoints", low=1)
     out: str = hp("", "folder for what is written (must be new or empty)")
 

@@ -12,6 +12,7 @@ from typing import Any
 from fedshift import data
 from fedshift.cli import messages
 from fedshift.cli.options import Options
+from fedshift.engines.flower.secagg.terms import Secure
 from fedshift.errors import BadData, BadRun
 from fedshift.federation import Federation
 from fedshift.models import ModelSpec
@@ -57,6 +58,7 @@ def machine(options: Options) -> dict[str, Any]:
     return {
         "workers": options.setup.get("workers"),
         "privacy": options.full_privacy(),
+        "secure": Secure() if options.value("secure") else None,
         **{n: options.value(n) for n in names},
     }
 

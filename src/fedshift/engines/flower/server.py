@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 from fedshift import files
@@ -19,7 +18,6 @@ from fedshift.engines.flower.remote import Carrier, Remote
 from fedshift.engines.flower.secagg import covers
 from fedshift.engines.flower.secagg.terms import Secure
 from fedshift.errors import BadRun
-from fedshift.lines import Line
 from fedshift.run import Run
 
 
@@ -30,7 +28,6 @@ class ServerRun(Run):
         carrier: gives what reaches the sites, when the run begins to play.
         min_sites: fewer answers than this stop the run.
         seconds: how long an exchange may take, of which a round is one, or four where it is secure.
-        secure: the server learns sums of uploads alone (None: it learns each upload).
     """
 
     def __init__(
@@ -39,23 +36,14 @@ class ServerRun(Run):
         carrier: Callable[[], Carrier],
         min_sites: int = 1,
         seconds: float = 600.0,
-        secure: Secure | None = None,
         **options: Any,
     ) -> None:
         self._carrier = carrier
         self._min_sites, self._seconds = min_sites, seconds
-        self.secure = secure
         super().__init__(*args, **{**options, "engine": "flower"})
-        if secure is not None:
-            check_secure(self, secure)
-
-    def config(self) -> Line:
-        """Everything that decides the run's results."""
-        found = super().config()
-        return found if self.secure is None else {**found, "secure": asdict(self.secure)}
 
     def _start_engine(self) -> Engine:
-        return remote(self, self._carrier(), self._min_sites, self._seconds, self.secure)
+        return remote(self, self._carrier(), self._min_sites, self._seconds)
 
 
 def check_secure(run: Run, secure: Secure) -> None:
@@ -81,13 +69,7 @@ def declared(run: Run) -> Declared:
     return Declared(run.plan, tuple(sample.shape[1:]), sample.dtype)
 
 
-def remote(
-    run: Run,
-    carrier: Carrier,
-    min_sites: int = 1,
-    seconds: float = 600.0,
-    secure: Secure | None = None,
-) -> Remote:
+def remote(run: Run, carrier: Carrier, min_sites: int = 1, seconds: float = 600.0) -> Remote:
     """The engine of a run whose sites a carrier reaches."""
     return Remote(
         run.plan,
@@ -99,7 +81,7 @@ def remote(
         min_sites=min_sites,
         seconds=seconds,
         folder=None if run.out is None else run.out / "handouts",
-        secure=secure,
+        secure=run.secure,
     )
 
 

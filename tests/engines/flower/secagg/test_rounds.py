@@ -14,9 +14,9 @@ from fedshift.engines.flower.secagg.member import SUMMED
 from fedshift.engines.flower.secagg.summed import Summed
 from fedshift.engines.flower.secagg.terms import Secure
 from fedshift.engines.flower.site import Site
-from fedshift.errors import BadRun, CannotCombine
+from fedshift.errors import BadRun, BadValue, CannotCombine
 from fedshift.privacy import Privacy
-from tests.engines.flower.sites import InProcess, serve, sites_of
+from tests.engines.flower.sites import InProcess, resumed, serve, sites_of
 from tests.engines.flower.test_conformance import compare_lines
 from tests.methods.test_battery import PROTOCOL, make, start
 from tests.toys import federation, largest_difference
@@ -179,7 +179,8 @@ def test_below_the_threshold_the_run_stops_and_goes_on_later(tmp_path):
     run = serve("fedavg", tmp_path / "sites", change=away, secure=FINE, out=tmp_path / "out")
     with pytest.raises(BadRun, match="1 sites sent their upload, and a sum is opened for 2"):
         run.play()
-    run._carrier().change = None
+    run = resumed(run, tmp_path / "sites", tmp_path / "out")
+    assert run.secure == FINE
     run.play()
     plain = start("fedavg").play()
     assert largest_difference(plain.progress.server.model, run.progress.server.model) < 1e-9
@@ -227,6 +228,11 @@ def test_noise_goes_with_it(where, tmp_path):
     one = start("fedbn+scaffold", privacy=private).play()
     other = serve("fedbn+scaffold", tmp_path, secure=FINE, privacy=private).play()
     assert largest_difference(one.progress.server.model, other.progress.server.model) < 1e-9
+
+
+def test_where_there_are_no_sites_it_is_refused():
+    with pytest.raises(BadValue, match="between sites, and the loop engine has none"):
+        start("fedavg", secure=Secure())
 
 
 def test_one_site_alone_has_nothing_to_hide_in(tmp_path):
