@@ -53,7 +53,7 @@ def peers(chosen: argparse.Namespace, gpu: bool, until: float) -> Iterator[dict[
         if error:
             yield {"name": work.name, "error": error}
             continue
-        rounds = chosen.rounds or (3 if chosen.quick else 5)
+        rounds = chosen.rounds or (2 if chosen.quick else 5)
         yield row(work, floor(work, machine), beside(work, names, device, rounds, until))
 
 
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument(
         "--parts", nargs="+", choices=("peers", "engines", "methods"), default=["peers"]
     )
-    parser.add_argument("--quick", action="store_true", help="two works, three rounds")
+    parser.add_argument("--quick", action="store_true", help="two works, two rounds")
     parser.add_argument("--only", nargs="+", metavar="WORK", help="these works", default=[])
     parser.add_argument(
         "--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS, help="who runs"

@@ -21,7 +21,7 @@ from works import Work
 
 HERE = Path(__file__).parent
 NEEDS = {"pfl": ("pfl",), "flower": ("flwr", "ray")}  # packages without which a peer cannot run
-_PATIENCE = 20.0  # seconds that a program gets to end by itself
+_PATIENCE = 10.0  # seconds that programs get to end by themselves
 
 
 class Failed(Exception):
@@ -69,15 +69,20 @@ class Program:
             self._process.stdin.flush()
         return self.told(until)
 
-    def end(self) -> None:
-        """Hang up; whoever does not listen is killed, with all that it started."""
+    def hang_up(self) -> None:
+        """Say that there are no more rounds."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def end(self, until: float) -> None:
+        """Wait for it; who does not listen is killed, with all that it started."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_PATIENCE)
+            self._process.wait(max(0.0, until - time.monotonic()))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._errors.close()
 
 
 def beside(
@@ -107,7 +112,10 @@ def beside(
                 break
     finally:
         for program in running.values():
-            program.end()
+            program.hang_up()
+        patience = time.monotonic() + _PATIENCE
+        for program in running.values():
+            program.end(patience)
     return found
 
 
