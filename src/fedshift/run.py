@@ -654,8 +654,8 @@ class Run:
         clients = self.protocol.participants(len(self.federation.names))
         if isinstance(engine, Stacked) and not self.chunk and engine.chunk < clients:
             self._say(
-                f"the memory of {self.device} is reckoned to hold {engine.chunk} clients at once: the "
-                f"{clients} of a round go in parts (--chunk says otherwise)"
+                f"the memory of {self.device} is reckoned to hold {engine.chunk} clients at once: "
+                f"the {clients} of a round go in parts (--chunk says otherwise)"
             )
         return engine
 
