@@ -105,7 +105,7 @@ def working(folder: Path, accident: str, patience: float = 0.0) -> Ended:
         assert len(marked(mark)) == 3
         time.sleep(patience)
         process.kill()
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=240)  # only a process that hangs takes so long
     until = time.monotonic() + 1.0
     while (left := marked(mark)) and time.monotonic() < until:
         time.sleep(0.05)

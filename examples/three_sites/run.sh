@@ -48,9 +48,10 @@ key = "server.key"
 keys = "keys"
 
 [protocol]
-rounds = 3
-epochs = 1
-batch = 32
-lr = 0.05
+rounds = 6
+epochs = 3
+batch = 16
+lr = 0.3
+schedule = "cosine"
 TOML
 $fedshift deploy server/deploy.toml
