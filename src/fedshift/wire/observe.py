@@ -174,6 +174,7 @@ def _own(run: Run) -> frozenset[str]:
     facts = run.plan.facts
     with seeded(0):
         network = run.spec.build(facts.shape, facts.classes, 0, facts.task)
-        parts = {id(t) for t in tensors_of(network).values()}
+        before = tensors_of(network)  # held, so that nothing new gets the identity of what is gone
+        parts = {id(t) for t in before.values()}
         built = tensors_of(run.method.build(network, facts))
     return frozenset(name for name, t in built.items() if id(t) in parts)
