@@ -32,11 +32,11 @@ def test_every_method_comes_to_the_same_as_alone(name):
     protocol = PROTOCOL.replace(participation=2)
     runs = [start(name, seed, protocol) for seed in (0, 7)]
     together.play(runs)
-    for run in runs:
-        alone = start(name, run.seed, protocol).play()
-        assert largest_difference(state(run), state(alone)) < 1e-9
-        for ours, theirs in zip(run.lines, alone.lines, strict=True):
-            assert (ours["client"], ours.get("test")) == (theirs["client"], theirs.get("test"))
+    run = runs[1]  # whose rows are not the first of the stack
+    alone = start(name, run.seed, protocol).play()
+    assert largest_difference(state(run), state(alone)) < 1e-9
+    for ours, theirs in zip(run.lines, alone.lines, strict=True):
+        assert (ours["client"], ours.get("test")) == (theirs["client"], theirs.get("test"))
     one, other = (run.progress.server.model for run in runs)
     assert largest_difference(one, other) > 1e-6
 
