@@ -14,7 +14,7 @@ from tests.engines.flower.sites import serve
 from tests.methods.test_battery import PROTOCOL
 from tests.toys import federation, largest_difference
 
-KILLED, ROUNDS, LIMIT = 10, 18, 80  # Flower notices a dead process after 64 s
+KILLED, ROUNDS, LIMIT = 10, 17, 100  # Flower notices a dead process after 64 s
 FAULTS = {2: "nan", 3: "shape", 4: "name", 5: "pickle", 6: "huge", 7: "raise", 8: "die", 9: "hang"}
 REASONS = {
     2: "not finite",
