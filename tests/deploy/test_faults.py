@@ -24,7 +24,7 @@ REASONS = {
     6: "has shape [134217728]",
     7: "the disk is on fire",
     8: "its process ended",
-    9: "no answer in time",  # its process ends itself at the same moment
+    9: ("no answer in time", "its process ended"),  # both happen at the limit of the round
 }
 
 
@@ -65,7 +65,9 @@ def battered(field: Field):
 def test_what_went_wrong_is_said(round, battered):
     _, rounds = battered
     assert rounds[round - 1]["took_part"] == ["a", "b"]
-    assert REASONS[round] in rounds[round - 1]["left_out"]["c"]
+    reason = REASONS[round]
+    told = rounds[round - 1]["left_out"]["c"]
+    assert any(r in told for r in (reason if isinstance(reason, tuple) else (reason,))), told
 
 
 def test_a_site_that_fails_is_back_in_the_next_round(battered):
