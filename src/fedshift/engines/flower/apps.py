@@ -24,6 +24,7 @@ from fedshift.errors import BadRun
 
 _STYPE = "fedshift"  # how a tensor's bytes are to be read; Flower's own way is never used
 _POLL = 0.2  # seconds between looks for answers
+_CUT_OFF = 60.0  # seconds to wait for sites that have just answered and are not connected
 _REASONS = {
     1: "its app could not be loaded",
     2: "its app failed",
@@ -149,18 +150,32 @@ class GridCarrier:
         self._registered = registered
         self._patience = patience
         self._met: dict[int, str] = {}  # nodes that have said who they are
+        self._answered: set[str] = set()  # sites that did in the last exchange
 
     def ask(
         self, packets: Mapping[str, Packet], seconds: float
     ) -> tuple[dict[str, Packet], dict[str, str]]:
         """The answers that came in time, and why the others did not."""
-        nodes = self.connected()
+        nodes = self._again(self._answered & set(packets))
         there = {site: packets[site] for site in packets if site in nodes}
         back, missing = self._exchange({nodes[s]: p for s, p in there.items()}, seconds)
         sites = {node: site for site, node in nodes.items()}
         reasons = {sites[node]: why for node, why in missing.items()}
         absent = {site: "not connected" for site in packets if site not in nodes}
+        self._answered = {sites[node] for node in back}
         return {sites[node]: p for node, p in back.items()}, {**absent, **reasons}
+
+    def _again(self, wanted: set[str]) -> dict[str, int]:
+        """The nodes that are connected, once those wanted are among them, or after a while.
+
+        A large message may keep the server from hearing for a moment that the others are there.
+        """
+        last = time.monotonic() + _CUT_OFF
+        while True:
+            nodes = self.connected()
+            if wanted <= set(nodes) or time.monotonic() > last:
+                return nodes
+            time.sleep(_POLL)
 
     def close(self) -> None:
         """Nothing to end: nodes belong to their sites."""
