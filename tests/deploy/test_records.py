@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedshift.engines.flower import codec
+from fedshift.engines.flower import apps, codec
 from fedshift.engines.flower.apps import pack, unpack
 from fedshift.engines.flower.codec import Message, Rejected
 
@@ -64,3 +65,23 @@ W = ["rest", "w", "float32", [2], 8]
 def test_what_is_no_packet_is_refused(content, complaint):
     with pytest.raises(Rejected, match=complaint):
         unpack(content)
+
+
+class Blinking:
+    """A grid that hears nobody for a few looks."""
+
+    def __init__(self, looks: int) -> None:
+        self.left = looks
+
+    def get_nodes(self):
+        self.left -= 1
+        return [SimpleNamespace(name="a", node_id=7)] if self.left < 0 else []
+
+
+def test_a_site_that_has_just_answered_is_waited_for(monkeypatch):
+    monkeypatch.setattr(apps, "_POLL", 0.001)
+    carrier = apps.GridCarrier(Blinking(3), ("a",), registered=True)
+    assert carrier._again(set()) == {}, "nobody has answered yet"
+    assert carrier._again({"a"}) == {"a": 7}
+    monkeypatch.setattr(apps, "_CUT_OFF", 0.01)
+    assert apps.GridCarrier(Blinking(10**9), ("a",), registered=True)._again({"a"}) == {}
