@@ -1,7 +1,7 @@
 """Kernels for GPUs where torch's are several times slower than memory allows.
 
 Patches of maps for convolutions as products (`fedshift.layers`), the sum of patches that is their
-gradient, and the gradient of max pooling. Each writes every element of its result once, so the sums
+gradient, and max pooling with its gradient. Each writes every element of its result once, so the sums
 have a fixed order. They are in Triton, which comes with torch's builds for CUDA; `available` says
 whether they can be used, and everything has a form in plain torch beside it.
 """
@@ -80,6 +80,24 @@ def summed(
     return found.transpose(1, 2)
 
 
+def pooled(
+    maps: Tensor,
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+) -> tuple[Tensor, Tensor]:
+    """Max pooling of maps [..., H, W] to a size, and which place of the kernel held each maximum."""
+    found = maps.new_empty(*maps.shape[:-2], *size)
+    winners = torch.empty_like(found, dtype=torch.uint8)
+    length = found.numel()
+    _pooled[(triton.cdiv(length, _BLOCK),)](
+        maps, found, winners, length, *maps.shape[-2:], *size,
+        *kernel, *stride, *padding, wide=_wide(maps), block=_BLOCK,
+    )  # fmt: skip
+    return found, winners
+
+
 def unpooled(
     gradient: Tensor,
     winners: Tensor,
@@ -88,15 +106,20 @@ def unpooled(
     stride: tuple[int, int],
     padding: tuple[int, int],
 ) -> Tensor:
-    """The gradient of maps [..., H, W] from that of their max pooling and the places of maxima."""
+    """The gradient of maps [..., H, W] from that of their max pooling and what `pooled` noted."""
     rows, columns = winners.shape[-2:]
     found = gradient.new_empty(*gradient.shape[:-2], *size)
     length = found.numel()
     _unpooled[(triton.cdiv(length, _BLOCK),)](
         gradient, winners, found, length, *size, rows, columns,
-        *kernel, *stride, *padding, block=_BLOCK,
+        *kernel, *stride, *padding, wide=_wide(found), block=_BLOCK,
     )  # fmt: skip
     return found
+
+
+def _wide(maps: Tensor) -> bool:
+    """Whether places need 64 bits; divisions by numbers of 32 are several times faster."""
+    return maps.numel() >= 1 << 30
 
 
 def outputs(
@@ -156,16 +179,44 @@ if triton is not None:
         tl.store(found + row * length + at, total, mask=at < length)
 
     @triton.jit
+    def _pooled(
+        maps, found, winners, length, height: tl.constexpr, width: tl.constexpr,
+        rows: tl.constexpr, columns: tl.constexpr, kh: tl.constexpr, kw: tl.constexpr,
+        sh: tl.constexpr, sw: tl.constexpr, ph: tl.constexpr, pw: tl.constexpr,
+        wide: tl.constexpr, block: tl.constexpr,
+    ):  # fmt: skip
+        at = tl.program_id(0) * block + tl.arange(0, block)
+        if wide:
+            at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+        plane = at // (rows * columns)
+        h, w = (at // columns) % rows * sh - ph, at % columns * sw - pw
+        most = tl.full((block,), float("-inf"), dtype=maps.dtype.element_ty)
+        winner = tl.full((block,), -1, dtype=tl.int32)
+        for i in tl.static_range(kh):
+            for j in tl.static_range(kw):
+                inside = (h + i >= 0) & (h + i < height) & (w + j >= 0) & (w + j < width)
+                inside = inside & (at < length)
+                place = (plane * height + h + i) * width + w + j
+                value = tl.load(maps + place, mask=inside, other=float("-inf"))
+                # the first of equals, and NaN above all, as torch has it
+                better = inside & ((value > most) | (value != value) | (winner < 0))
+                most = tl.where(better, value, most)
+                winner = tl.where(better, i * kw + j, winner)
+        tl.store(found + at, most, mask=at < length)
+        tl.store(winners + at, winner.to(tl.uint8), mask=at < length)
+
+    @triton.jit
     def _unpooled(
         gradient, winners, found, length, height: tl.constexpr, width: tl.constexpr,
         rows: tl.constexpr, columns: tl.constexpr, kh: tl.constexpr, kw: tl.constexpr,
         sh: tl.constexpr, sw: tl.constexpr, ph: tl.constexpr, pw: tl.constexpr,
-        block: tl.constexpr,
+        wide: tl.constexpr, block: tl.constexpr,
     ):  # fmt: skip
-        at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+        at = tl.program_id(0) * block + tl.arange(0, block)
+        if wide:
+            at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
         plane = at // (height * width)
-        here = at % (height * width)
-        h, w = here // width + ph, here % width + pw
+        h, w = (at // width) % height + ph, at % width + pw
         total = tl.zeros((block,), dtype=gradient.dtype.element_ty)
         for i in tl.static_range(kh):
             for j in tl.static_range(kw):
@@ -173,6 +224,6 @@ if triton is not None:
                 hit = (at < length) & (h >= i) & (w >= j) & (r < rows) & (c < columns)
                 hit = hit & ((h - i) % sh == 0) & ((w - j) % sw == 0)
                 place = (plane * rows + r) * columns + c
-                won = tl.load(winners + place, mask=hit, other=-1) == here
+                won = tl.load(winners + place, mask=hit, other=255) == i * kw + j
                 total += tl.load(gradient + place, mask=hit & won, other=0.0)
         tl.store(found + at, total, mask=at < length)

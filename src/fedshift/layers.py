@@ -4,11 +4,11 @@ vmap makes the convolutions of K clients one grouped convolution, for which the 
 fast code, and copies maps from one order of axes to another between a layer and the next. Inside
 `fast()`, a convolution of many clients is an unfolding and one batched matrix product, a linear
 layer leaves the gradient of its weights as the optimizer wants it, and batch norm and pooling take
-maps in whatever order they lie. The functions are the same; in float64 they
-agree with vmap's to rounding. What is not known here keeps vmap's rule.
+maps in whatever order they lie. The functions are the same; in float64 they agree with vmap's to
+rounding. What is not known here keeps vmap's rule.
 
 x is [K, B, C, H, W] by its axes; how it lies in memory is another matter: [K, C, B, H, W] behind an
-unfolded convolution, [B, K, C, H, W] behind a grouped one.
+unfolded convolution, [B, K, C, H, W] behind a grouped one of vmap's.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fedshift import kernels
 Dim = int | None
 Pair = int | tuple[int, int]
 
-# Products of fewer tiles than this leave most of a large GPU idle: the sum over positions, which
-# gives the gradient of the weights, is then faster in the grouped form (benchmarks/speed).
+# Products of fewer tiles than this leave most of a large GPU idle: a convolution then goes image by
+# image (benchmarks/speed).
 _TILE, _TILES = 64, 64
 
 
@@ -64,7 +64,7 @@ def convolution(
     """Convolutions of K clients: x [K, B, C, H, W] with w [K, O, C, h, w] and b [K, O]."""
     clients, outputs, *kernel = w.shape
     tiles = clients * -(-outputs // _TILE) * -(-(kernel[0] * kernel[1] * kernel[2]) // _TILE)
-    form = unfolded if tiles >= _TILES else grouped
+    form = unfolded if tiles >= _TILES else singly
     return form(x, w, b, stride, padding)
 
 
@@ -110,15 +110,21 @@ class _Patches(torch.autograd.Function):
         return kernels.summed(g.contiguous(), ctx.shape, *ctx.how), None, None, None
 
 
-def grouped(
+def singly(
     x: Tensor, w: Tensor, b: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
-    """As one convolution with a group of channels for each client."""
-    clients, batch = x.shape[:2]
-    maps = x.transpose(0, 1).reshape(batch, -1, *x.shape[3:])
-    bias = None if b is None else b.flatten()
-    y = F.conv2d(maps, w.flatten(0, 1), bias, stride, padding, 1, clients)
-    return y.reshape(batch, clients, -1, *y.shape[2:]).transpose(0, 1)
+    """As a product for each image, with the weights repeated: few weights, many positions.
+
+    The gradient of the weights is then many short sums at once and not a few long ones.
+    """
+    batch = x.shape[1]
+
+    def each(t: Tensor) -> Tensor:
+        return t[:, None].expand(-1, batch, *t.shape[1:]).flatten(0, 1)
+
+    own = None if b is None else each(b)
+    y = unfolded(x.flatten(0, 1)[:, None], each(w), own, stride, padding)
+    return y.reshape(*x.shape[:2], *y.shape[2:])
 
 
 class _Convolution(torch.autograd.Function):
@@ -271,29 +277,30 @@ class _MaxPool(torch.autograd.Function):
 
 def _pooled(maps: Tensor, how: tuple[Any, ...]) -> Tensor:
     """Max pooling of maps [N, C, H, W]."""
-    kernel, stride, padding, dilation, _ = how
-    if _pair(dilation) == (1, 1) and kernels.available(maps):
-        pairs = (_pair(kernel), _pair(stride), _pair(padding))
-        y: Tensor = _Pooled.apply(maps, how, pairs)  # type: ignore[no-untyped-call]
+    kernel, stride, padding, dilation, ceil = how
+    pairs = (_pair(kernel), _pair(stride), _pair(padding))
+    known = _pair(dilation) == (1, 1) and not ceil and pairs[0][0] * pairs[0][1] < 255
+    if known and maps.is_contiguous() and kernels.available(maps):
+        y: Tensor = _Pooled.apply(maps, pairs)  # type: ignore[no-untyped-call]
         return y
     plain: Tensor = F.max_pool2d(maps, *how)
     return plain
 
 
 class _Pooled(torch.autograd.Function):
-    """max_pool2d with its gradient by the kernels for GPUs."""
+    """max_pool2d by the kernels for GPUs."""
 
     @staticmethod
-    def forward(ctx: Any, maps: Tensor, how: Any, pairs: Any) -> Tensor:  # type: ignore[override]
-        y, winners = F.max_pool2d(maps, *how, return_indices=True)
-        ctx.save_for_backward(winners)
+    def forward(ctx: Any, maps: Tensor, pairs: Any) -> Tensor:  # type: ignore[override]
         ctx.size, ctx.pairs = maps.shape[-2:], pairs
+        y, winners = kernels.pooled(maps, kernels.outputs(ctx.size, *pairs), *pairs)
+        ctx.save_for_backward(winners)
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
         (winners,) = ctx.saved_tensors
-        return kernels.unpooled(g.contiguous(), winners, ctx.size, *ctx.pairs), None, None
+        return kernels.unpooled(g.contiguous(), winners, ctx.size, *ctx.pairs), None
 
 
 def _max_pool2d(
