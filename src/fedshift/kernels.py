@@ -1,9 +1,10 @@
 """Kernels for GPUs where torch's are several times slower than memory allows.
 
 Patches of maps for convolutions as products (`fedshift.layers`), the sum of patches that is their
-gradient, and max pooling with its gradient. Each writes every element of its result once, so the sums
-have a fixed order. They are in Triton, which comes with torch's builds for CUDA; `available` says
-whether they can be used, and everything has a form in plain torch beside it.
+gradient, max pooling with its gradient, and products of few samples with many weights. Each writes
+every element of its result once, so the sums have a fixed order. They are in Triton, which comes
+with torch's builds for CUDA; `available` says whether they can be used, and everything has a form
+in plain torch beside it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ except ImportError:  # builds of torch for CPUs have none
     triton = None
 
 _BLOCK = 1024
+_ROWS, _COLUMNS = 32, 128  # of weights, in a block
 
 
 @functools.cache
@@ -87,7 +89,7 @@ def pooled(
     stride: tuple[int, int],
     padding: tuple[int, int],
 ) -> tuple[Tensor, Tensor]:
-    """Max pooling of maps [..., H, W] to a size, and which place of the kernel held each maximum."""
+    """Max pooling of maps [..., H, W] to a size, and the place in the kernel of each maximum."""
     found = maps.new_empty(*maps.shape[:-2], *size)
     winners = torch.empty_like(found, dtype=torch.uint8)
     length = found.numel()
@@ -115,6 +117,41 @@ def unpooled(
         *kernel, *stride, *padding, wide=_wide(found), block=_BLOCK,
     )  # fmt: skip
     return found
+
+
+def answers(x: Tensor, w: Tensor) -> Tensor:
+    """x [K, B, I] through the weights w [K, O, I]: [K, B, O], for a few samples of each client."""
+    clients, batch, inputs = x.shape
+    outputs = w.shape[1]
+    found = x.new_empty(clients, batch, outputs)
+    grid = (clients, triton.cdiv(outputs, _ROWS))
+    _answers[grid](x, w, found, batch, outputs, inputs, _least(batch), _ROWS, _COLUMNS)
+    return found
+
+
+def answers_by_inputs(g: Tensor, w: Tensor) -> Tensor:
+    """The gradient of x from that of `answers`."""
+    clients, batch, outputs = g.shape
+    inputs = w.shape[2]
+    found = g.new_empty(clients, batch, inputs)
+    grid = (clients, triton.cdiv(inputs, _COLUMNS))
+    _by_inputs[grid](g, w, found, batch, outputs, inputs, _least(batch), _ROWS, _COLUMNS)
+    return found
+
+
+def answers_by_weights(g: Tensor, x: Tensor) -> Tensor:
+    """The gradient of w from that of `answers`."""
+    clients, batch, outputs = g.shape
+    inputs = x.shape[2]
+    found = g.new_empty(clients, outputs, inputs)
+    grid = (clients, triton.cdiv(outputs, _ROWS), triton.cdiv(inputs, _COLUMNS))
+    _by_weights[grid](g, x, found, batch, outputs, inputs, _least(batch), _ROWS, _COLUMNS)
+    return found
+
+
+def _least(batch: int) -> int:
+    """What a product of blocks takes at least."""
+    return max(16, 1 << (batch - 1).bit_length())
 
 
 def _wide(maps: Tensor) -> bool:
@@ -227,3 +264,56 @@ if triton is not None:
                 won = tl.load(winners + place, mask=hit, other=255) == i * kw + j
                 total += tl.load(gradient + place, mask=hit & won, other=0.0)
         tl.store(found + at, total, mask=at < length)
+
+    @triton.jit
+    def _answers(
+        x, w, found, batch: tl.constexpr, outputs: tl.constexpr, inputs: tl.constexpr,
+        samples: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+    ):  # fmt: skip
+        client = tl.program_id(0).to(tl.int64)
+        o = tl.program_id(1) * rows + tl.arange(0, rows)[:, None]
+        b = tl.arange(0, samples)[None, :]
+        x, w = x + client * batch * inputs, w + client * outputs * inputs
+        total = tl.zeros((rows, samples), dtype=tl.float32)
+        for start in range(0, inputs, columns):
+            i = start + tl.arange(0, columns)
+            across, down = i[None, :], i[:, None]
+            weights = tl.load(w + o * inputs + across, (o < outputs) & (across < inputs), 0.0)
+            values = tl.load(x + b * inputs + down, (b < batch) & (down < inputs), 0.0)
+            total += tl.dot(weights, values, input_precision="ieee")
+        tl.store(found + (client * batch + b) * outputs + o, total, (b < batch) & (o < outputs))
+
+    @triton.jit
+    def _by_inputs(
+        g, w, found, batch: tl.constexpr, outputs: tl.constexpr, inputs: tl.constexpr,
+        samples: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+    ):  # fmt: skip
+        client = tl.program_id(0).to(tl.int64)
+        i = tl.program_id(1) * columns + tl.arange(0, columns)[None, :]
+        b = tl.arange(0, samples)[:, None]
+        g, w = g + client * batch * outputs, w + client * outputs * inputs
+        total = tl.zeros((samples, columns), dtype=tl.float32)
+        for start in range(0, outputs, rows):
+            o = start + tl.arange(0, rows)
+            across, down = o[None, :], o[:, None]
+            values = tl.load(g + b * outputs + across, (b < batch) & (across < outputs), 0.0)
+            weights = tl.load(w + down * inputs + i, (down < outputs) & (i < inputs), 0.0)
+            total += tl.dot(values, weights, input_precision="ieee")
+        tl.store(found + (client * batch + b) * inputs + i, total, (b < batch) & (i < inputs))
+
+    @triton.jit
+    def _by_weights(
+        g, x, found, batch: tl.constexpr, outputs: tl.constexpr, inputs: tl.constexpr,
+        samples: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+    ):  # fmt: skip
+        client = tl.program_id(0).to(tl.int64)
+        o = tl.program_id(1) * rows + tl.arange(0, rows)
+        i = tl.program_id(2) * columns + tl.arange(0, columns)[None, :]
+        b = tl.arange(0, samples)
+        g, x = g + client * batch * outputs, x + client * batch * inputs
+        across, down, left = b[None, :], b[:, None], o[:, None]
+        slopes = tl.load(g + across * outputs + left, (across < batch) & (left < outputs), 0.0)
+        values = tl.load(x + down * inputs + i, (down < batch) & (i < inputs), 0.0)
+        total = tl.dot(slopes, values, input_precision="ieee")
+        place = found + (client * outputs + left) * inputs + i
+        tl.store(place, total, (left < outputs) & (i < inputs))

@@ -27,9 +27,8 @@ from fedshift import kernels
 Dim = int | None
 Pair = int | tuple[int, int]
 
-# Products of fewer tiles than this leave most of a large GPU idle: a convolution then goes image by
-# image (benchmarks/speed).
-_TILE, _TILES = 64, 64
+# Products of so few samples with so many weights are faster by a kernel of ours (benchmarks/speed).
+_FEW, _MANY = 16, 64
 
 
 class Fast(TorchFunctionMode):
@@ -62,9 +61,10 @@ def convolution(
     x: Tensor, w: Tensor, b: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
     """Convolutions of K clients: x [K, B, C, H, W] with w [K, O, C, h, w] and b [K, O]."""
-    clients, outputs, *kernel = w.shape
-    tiles = clients * -(-outputs // _TILE) * -(-(kernel[0] * kernel[1] * kernel[2]) // _TILE)
-    form = unfolded if tiles >= _TILES else singly
+    size = kernels.outputs(x.shape[3:], _pair(w.shape[3:]), stride, padding)
+    # fewer weights than places for them: with whole clients, the gradient of the weights would be
+    # few products with long sums, which leave most of a GPU idle
+    form = singly if w[0, 0].numel() <= size[0] * size[1] else unfolded
     return form(x, w, b, stride, padding)
 
 
@@ -225,13 +225,44 @@ class _Linear(torch.autograd.Function):
         x = _front(x, dims[0], clients)
         if dims[1] is None and (b is None or dims[2] is None):
             return F.linear(x, w, b), 0
+        w, rows = _front(w, dims[1], clients), x.flatten(1, -2)
+        if _few(rows, w):
+            y = _Few.apply(rows.contiguous(), w.contiguous())  # type: ignore[no-untyped-call]
+            y = y if b is None else y + _front(b, dims[2], clients)[:, None]
+            return y.reshape(*x.shape[:-1], -1), 0
         # As weights times samples, so that the gradient of the weights lies in memory as they do.
-        w, rows = _front(w, dims[1], clients), x.flatten(1, -2).transpose(1, 2)
+        rows = rows.transpose(1, 2)
         if b is None:
             y = torch.bmm(w, rows)
         else:
             y = torch.baddbmm(_front(b, dims[2], clients)[..., None], w, rows)
         return y.transpose(1, 2).reshape(*x.shape[:-1], -1), 0
+
+
+def _few(rows: Tensor, w: Tensor) -> bool:
+    """Whether the kernels for few samples and many weights take a linear layer."""
+    small = rows.shape[1] <= _FEW and min(w.shape[1:]) >= _MANY
+    plain = rows.dtype == w.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
+    return small and plain and kernels.available(rows) and kernels.available(w)
+
+
+class _Few(torch.autograd.Function):
+    """A linear layer of few samples and many weights by the kernels for GPUs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x, w)
+        return kernels.answers(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        x, w = ctx.saved_tensors
+        need_x, need_w = ctx.needs_input_grad
+        g = g.contiguous()
+        return (
+            kernels.answers_by_inputs(g, w) if need_x else None,
+            kernels.answers_by_weights(g, x) if need_w else None,
+        )
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -46,10 +46,11 @@ class Stacked:
             self._trip.longest = longest
 
     def play(self, jobs: Sequence[Job]) -> Result:
-        """Play the trips in chunks."""
+        """Play the trips in chunks, the longest first: who is done leaves the stack."""
+        order = sorted(range(len(jobs)), key=lambda k: -jobs[k].steps)
         size = even_chunk(len(jobs), self.chunk)
-        chunks = [jobs[i : i + size] for i in range(0, len(jobs), size)]
-        return merge([self._trip.play(c) for c in chunks])
+        chunks = [[jobs[k] for k in order[i : i + size]] for i in range(0, len(jobs), size)]
+        return sorted_back(merge([self._trip.play(c) for c in chunks]), order)
 
     def close(self) -> None:
         """Give graphs and their memory back."""
@@ -73,6 +74,27 @@ def merge(results: Sequence[Result]) -> Result:
         kept=[k for r in results for k in r.kept],
         losses=cat([r.losses for r in results]),
         seconds=[s for r in results for s in r.seconds],
+    )
+
+
+def sorted_back(result: Result, order: Sequence[int]) -> Result:
+    """A result whose entry i is about job order[i], in the order of the jobs."""
+    if list(order) == sorted(order):
+        return result
+    back = sorted(range(len(order)), key=lambda i: order[i])
+
+    def rows(tree: Tree) -> Tree:
+        at = {t.device: torch.tensor(back, device=t.device) for t in tree.values()}
+        return {n: t.index_select(0, at[t.device]) for n, t in tree.items()}
+
+    return dataclasses.replace(
+        result,
+        clients=[result.clients[i] for i in back],
+        model=rows(result.model),
+        extras=rows(result.extras),
+        kept=[result.kept[i] for i in back],
+        losses=rows(result.losses),
+        seconds=[result.seconds[i] for i in back],
     )
 
 
@@ -134,7 +156,7 @@ class _Static:
     """The working tensors that graphs of one shape write to, and the graphs."""
 
     work: _Work
-    graphs: dict[tuple[tuple[str, ...], bool], torch.cuda.CUDAGraph]
+    graphs: dict[tuple[tuple[str, ...], bool, int], torch.cuda.CUDAGraph]
 
 
 class Replayed(Trip):
@@ -149,6 +171,8 @@ class Replayed(Trip):
         super().__init__(plan, pool, mapped)
         self._statics: dict[Any, _Static] = {}
         self._now: _Static | None = None
+        # one graph after another works in the same memory: none leaves anything there
+        self._pool = torch.cuda.graph_pool_handle()
 
     def forget(self) -> None:
         """Drop all graphs."""
@@ -177,8 +201,8 @@ class Replayed(Trip):
         """Replay the graph of this kind of step; capture it the first time."""
         due = tuple(p for p in self.plan.phases if p.due(t))
         static = self._now
-        assert static is not None and static.work is work
-        kind = (tuple(p.name for p in due), masked)
+        assert static is not None and static.work is (work.whole or work)
+        kind = (tuple(p.name for p in due), masked, work.rows)
         if kind not in static.graphs:
             static.graphs[kind] = self._capture(work, due, masked)
         static.graphs[kind].replay()
@@ -208,7 +232,7 @@ class Replayed(Trip):
         for name, total in work.losses.items():
             total.copy_(totals[name]) if name in totals else total.zero_()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self._pool):
             body()
         return graph
 
