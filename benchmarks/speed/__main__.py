@@ -32,7 +32,8 @@ from works import GPU_ONLY, QUICK, WORKS, Work, network
 from engines import engines
 from fedshift.errors import FedshiftError
 
-PROGRAMS = ("ours", "ours-one", "pfl", "flower", "plain")
+PROGRAMS = ("ours", "ours-one", "ours-tf32", "pfl", "flower", "plain")
+_ELSEWHERE = {"cuda": "ours-one", "cpu": "ours-tf32"}  # what says nothing on a device
 _LEAST = 20.0  # seconds left that make it worth to begin a work
 
 
@@ -41,7 +42,7 @@ def peers(chosen: argparse.Namespace, gpu: bool, until: float) -> Iterator[dict[
     device = "cuda" if gpu else "cpu"
     machine = measured(device)
     yield {"machine": asdict(machine)}
-    names = [n for n in chosen.programs if not (gpu and n == "ours-one")]
+    names = [n for n in chosen.programs if n != _ELSEWHERE[device]]
     for work in WORKS:
         if chosen.only and work.name not in chosen.only:
             continue
@@ -78,7 +79,7 @@ def rows(chosen: argparse.Namespace, gpu: bool) -> Iterator[tuple[str, dict[str,
         for one in engines(gpu):
             yield "engines", one
     if gpu and "methods" in chosen.parts:
-        for one in costs():
+        for one in costs(until):
             yield "methods", one
 
 
@@ -127,7 +128,7 @@ def main() -> None:
 
 def _brief(one: dict[str, Any]) -> str:
     if "error" in one:
-        return f"{one['name']}: {one['error']}"
+        return f"{one.get('name') or one['method']}: {one['error']}"
     if "programs" in one:
         each = (f"{n} {p['best'] or p.get('error')}" for n, p in one["programs"].items())
         return f"{one['name']}: {', '.join(each)}"

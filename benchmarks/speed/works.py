@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -119,7 +120,7 @@ def measure(
     run.play(note)
     training = [line for line in run.lines if line["client"] is None and line["stage"] == "train"]
     seconds = [b - a for a, b in pairwise(ends)][-len(training) :]
-    return Timed(seconds[warm:], [line["loss"]["task"] for line in training], run)
+    return Timed(seconds[warm:], [line["loss"].get("task", math.nan) for line in training], run)
 
 
 def _to_stderr(sentence: str) -> None:

@@ -18,7 +18,7 @@ class _Over(Exception):
 
 
 def play(work: Work, device: str, turns: Turns, option: str = "") -> None:
-    """Train; "one": in one process."""
+    """Train; "one": in one process; "tf32": what torch's other programs do with convolutions."""
     fed = federation(work)
     turns.data_are_here()
     protocol = fs.Protocol(
@@ -35,6 +35,7 @@ def play(work: Work, device: str, turns: Turns, option: str = "") -> None:
         model=work.model,
         device=device,
         workers=1 if option == "one" else None,
+        dtype="tf32" if option == "tf32" else "float32",
         say=lambda sentence: print(sentence, file=sys.stderr),
     )
 
