@@ -1,9 +1,10 @@
 """Seconds per round beside other simulators, on the same work: `python benchmarks/speed`.
 
-Every program is a process of its own; they take turns, a round each, so that they meet the same
-machine. Peers (pfl-research, Flower's simulation, the usual loop in plain PyTorch) run where they
-can be imported. Training only, no evaluation. The floor is what the machine's bandwidth and
-arithmetic, measured at the start, would allow. Prints a table, and a JSON object on the last line.
+Every program is a process of its own; they take turns of a round (short ones: of half a second), so
+that they meet the same machine. Peers (pfl-research, Flower's simulation, the usual loop in plain
+PyTorch) run where they can be imported. Training only, no evaluation. The floor is what the
+machine's bandwidth and arithmetic, measured at the start, would allow. Prints a table, and a JSON
+object on the last line.
 
 `--parts engines` compares fedshift's engines with each other, `--parts methods` (on a GPU) the
 methods with FedAvg.

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+_LEAST = 0.5  # seconds of a turn: shorter rounds are played several times, and shared out
+
 
 class Turns:
     """The side of the process that trains.
@@ -27,6 +29,7 @@ class Turns:
         self._data = 0
         self._spent = 0.0
         self._began: float | None = None
+        self._rounds = 0
 
     def data_are_here(self) -> None:
         """Note the memory that the data alone take."""
@@ -36,10 +39,13 @@ class Turns:
         """Tell of the round that ended (of none, the first time) and wait for the next turn."""
         self._wait()
         now = time.perf_counter()
+        self._rounds += 1
+        if self._began is not None and now - self._began < _LEAST:
+            return True
         processes = [os.getpid(), *children(os.getpid())]
         told = {
-            "seconds": None if self._began is None else now - self._began,
-            "cpu": sum(map(spent, processes)) - self._spent,
+            "seconds": None if self._began is None else (now - self._began) / self._rounds,
+            "cpu": (sum(map(spent, processes)) - self._spent) / self._rounds,
             "loss": loss,
             "peak": sum(memory(p, "VmHWM") for p in processes),
             "data": self._data,
@@ -47,7 +53,7 @@ class Turns:
         }
         print(json.dumps(told), file=self._out, flush=True)
         goes_on = sys.stdin.readline() == "round\n"
-        self._spent = sum(map(spent, processes))
+        self._spent, self._rounds = sum(map(spent, processes)), 0
         self._began = time.perf_counter()
         return goes_on
 

@@ -1,10 +1,10 @@
 """Kernels for GPUs where torch's are several times slower than memory allows.
 
 Patches of maps for convolutions as products (`fedshift.layers`), the sum of patches that is their
-gradient, max pooling with its gradient, and products of few samples with many weights. Each writes
-every element of its result once, so the sums have a fixed order. They are in Triton, which comes
-with torch's builds for CUDA; `available` says whether they can be used, and everything has a form
-in plain torch beside it.
+gradient, max pooling with its gradient, and the gradients of few samples and many weights. Each
+writes every element of its result once, so the sums have a fixed order. They are in Triton, which
+comes with torch's builds for CUDA; `available` says whether they can be used, and everything has a
+form in plain torch beside it.
 """
 
 from __future__ import annotations
@@ -43,18 +43,25 @@ def available(x: Tensor) -> bool:
 
 
 def patches(
-    x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+    x: Tensor,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    ones: int = 0,
 ) -> Tensor:
-    """Every patch of maps [K, B, C, H, W] that a kernel covers: [K, C h w, B rows columns]."""
+    """Every patch of maps [K, B, C, H, W] that a kernel covers: [K, C h w, B rows columns].
+
+    With `ones`, a last row of ones for each client: [K, C h w + 1, …].
+    """
     clients, batch, channels, *_ = x.shape
     rows, columns = outputs(x.shape[3:], kernel, stride, padding)
-    taps = channels * kernel[0] * kernel[1]
+    taps = channels * kernel[0] * kernel[1] + ones
     found = x.new_empty(clients, taps, batch * rows * columns)
     length = batch * rows * columns
     grid = (clients * taps, triton.cdiv(length, _BLOCK))
     _patches[grid](
         x, found, *x.stride(), length, *x.shape[2:], rows, columns,
-        *kernel, *stride, *padding, block=_BLOCK,
+        *kernel, *stride, *padding, ones, block=_BLOCK,
     )  # fmt: skip
     return found
 
@@ -68,16 +75,17 @@ def summed(
 ) -> Tensor:
     """The gradient of maps of a shape [K, B, C, H, W] from that of their patches.
 
-    It lies in memory as [K, C, B, H, W].
+    It lies in memory as [K, C, B, H, W]. A last row of patches, that of ones, is left out.
     """
     clients, batch, channels, height, width = shape
     rows, columns = outputs(shape[3:], kernel, stride, padding)
+    ones = patches.shape[1] - channels * kernel[0] * kernel[1]
     found = patches.new_empty(clients, channels, batch, height, width)
     length = batch * height * width
     grid = (clients * channels, triton.cdiv(length, _BLOCK))
     _summed[grid](
-        patches, found, length, batch * rows * columns, height, width, rows, columns,
-        *kernel, *stride, *padding, block=_BLOCK,
+        patches, found, length, batch * rows * columns, channels, height, width, rows, columns,
+        *kernel, *stride, *padding, ones, block=_BLOCK,
     )  # fmt: skip
     return found.transpose(1, 2)
 
@@ -119,18 +127,11 @@ def unpooled(
     return found
 
 
-def answers(x: Tensor, w: Tensor) -> Tensor:
-    """x [K, B, I] through the weights w [K, O, I]: [K, B, O], for a few samples of each client."""
-    clients, batch, inputs = x.shape
-    outputs = w.shape[1]
-    found = x.new_empty(clients, batch, outputs)
-    grid = (clients, triton.cdiv(outputs, _ROWS))
-    _answers[grid](x, w, found, batch, outputs, inputs, _least(batch), _ROWS, _COLUMNS)
-    return found
+def linear_inputs(g: Tensor, w: Tensor) -> Tensor:
+    """The gradient of x [K, B, I] from g [K, B, O], that of x times the weights w [K, O, I].
 
-
-def answers_by_inputs(g: Tensor, w: Tensor) -> Tensor:
-    """The gradient of x from that of `answers`."""
+    For a few samples of each client.
+    """
     clients, batch, outputs = g.shape
     inputs = w.shape[2]
     found = g.new_empty(clients, batch, inputs)
@@ -139,8 +140,8 @@ def answers_by_inputs(g: Tensor, w: Tensor) -> Tensor:
     return found
 
 
-def answers_by_weights(g: Tensor, x: Tensor) -> Tensor:
-    """The gradient of w from that of `answers`."""
+def linear_weights(g: Tensor, x: Tensor) -> Tensor:
+    """The gradient of those weights, likewise."""
     clients, batch, outputs = g.shape
     inputs = x.shape[2]
     found = g.new_empty(clients, outputs, inputs)
@@ -178,29 +179,31 @@ if triton is not None:
         x, found, over_k, over_b, over_c, over_h, over_w, length, channels: tl.constexpr,
         height: tl.constexpr, width: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
         kh: tl.constexpr, kw: tl.constexpr, sh: tl.constexpr, sw: tl.constexpr,
-        ph: tl.constexpr, pw: tl.constexpr, block: tl.constexpr,
+        ph: tl.constexpr, pw: tl.constexpr, ones: tl.constexpr, block: tl.constexpr,
     ):  # fmt: skip
         row = tl.program_id(0).to(tl.int64)  # a client, a channel, and a place in the kernel
         at = tl.program_id(1) * block + tl.arange(0, block)
-        client = row // (channels * kh * kw)
-        tap = row % (channels * kh * kw)
+        client = row // (channels * kh * kw + ones)
+        tap = row % (channels * kh * kw + ones)
         channel = tap // (kh * kw)
         sample = at // (rows * columns)
         h = (at // columns) % rows * sh + (tap // kw) % kh - ph
         w = at % columns * sw + tap % kw - pw
         inside = (at < length) & (h >= 0) & (h < height) & (w >= 0) & (w < width)
         place = client * over_k + channel * over_c + sample * over_b + h * over_h + w * over_w
-        value = tl.load(x + place, mask=inside, other=0.0)
-        tl.store(found + row * length + at, value, mask=at < length)
+        real = tap < channels * kh * kw
+        value = tl.load(x + place, mask=inside & real, other=0.0)
+        tl.store(found + row * length + at, tl.where(real, value, 1.0), mask=at < length)
 
     @triton.jit
     def _summed(
-        patches, found, length, positions, height: tl.constexpr, width: tl.constexpr,
-        rows: tl.constexpr, columns: tl.constexpr, kh: tl.constexpr, kw: tl.constexpr,
-        sh: tl.constexpr, sw: tl.constexpr, ph: tl.constexpr, pw: tl.constexpr,
-        block: tl.constexpr,
+        patches, found, length, positions, channels: tl.constexpr, height: tl.constexpr,
+        width: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, kh: tl.constexpr,
+        kw: tl.constexpr, sh: tl.constexpr, sw: tl.constexpr, ph: tl.constexpr,
+        pw: tl.constexpr, ones: tl.constexpr, block: tl.constexpr,
     ):  # fmt: skip
         row = tl.program_id(0).to(tl.int64)  # a client and a channel
+        first = row * kh * kw + row // channels * ones  # row of its patches
         at = tl.program_id(1) * block + tl.arange(0, block)
         sample = at // (height * width)
         h = (at // width) % height + ph
@@ -211,7 +214,7 @@ if triton is not None:
                 r, c = (h - i) // sh, (w - j) // sw
                 hit = (at < length) & (h >= i) & (w >= j) & (r < rows) & (c < columns)
                 hit = hit & ((h - i) % sh == 0) & ((w - j) % sw == 0)
-                place = (row * kh * kw + i * kw + j) * positions + (sample * rows + r) * columns + c
+                place = (first + i * kw + j) * positions + (sample * rows + r) * columns + c
                 total += tl.load(patches + place, mask=hit, other=0.0)
         tl.store(found + row * length + at, total, mask=at < length)
 
@@ -264,24 +267,6 @@ if triton is not None:
                 won = tl.load(winners + place, mask=hit, other=255) == i * kw + j
                 total += tl.load(gradient + place, mask=hit & won, other=0.0)
         tl.store(found + at, total, mask=at < length)
-
-    @triton.jit
-    def _answers(
-        x, w, found, batch: tl.constexpr, outputs: tl.constexpr, inputs: tl.constexpr,
-        samples: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
-    ):  # fmt: skip
-        client = tl.program_id(0).to(tl.int64)
-        o = tl.program_id(1) * rows + tl.arange(0, rows)[:, None]
-        b = tl.arange(0, samples)[None, :]
-        x, w = x + client * batch * inputs, w + client * outputs * inputs
-        total = tl.zeros((rows, samples), dtype=tl.float32)
-        for start in range(0, inputs, columns):
-            i = start + tl.arange(0, columns)
-            across, down = i[None, :], i[:, None]
-            weights = tl.load(w + o * inputs + across, (o < outputs) & (across < inputs), 0.0)
-            values = tl.load(x + b * inputs + down, (b < batch) & (down < inputs), 0.0)
-            total += tl.dot(weights, values, input_precision="ieee")
-        tl.store(found + (client * batch + b) * outputs + o, total, (b < batch) & (o < outputs))
 
     @triton.jit
     def _by_inputs(

@@ -27,7 +27,7 @@ from fedshift import kernels
 Dim = int | None
 Pair = int | tuple[int, int]
 
-# Products of so few samples with so many weights are faster by a kernel of ours (benchmarks/speed).
+# Gradients of so few samples and so many weights are faster by kernels of ours (benchmarks/speed).
 _FEW, _MANY = 16, 64
 
 
@@ -83,48 +83,57 @@ def unfolded(
     return y.reshape(clients, outputs, x.shape[1], *size).transpose(1, 2)
 
 
-def patches(
-    x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+def singly(
+    x: Tensor, w: Tensor, b: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
-    """Every patch of the maps that a kernel covers, as columns [K, C h w, B rows columns]."""
-    if kernel != (1, 1) and kernels.available(x):
-        columns: Tensor = _Patches.apply(x, kernel, stride, padding)  # type: ignore[no-untyped-call]
+    """As a product for each image, with the weights repeated: few weights, many positions.
+
+    The gradient of the weights is then many short sums at once and not a few long ones. The bias is
+    one more weight, of a one in every patch.
+    """
+    (clients, batch), outputs = x.shape[:2], w.shape[1]
+    size = kernels.outputs(x.shape[3:], _pair(w.shape[3:]), stride, padding)
+    columns = patches(x.flatten(0, 1)[:, None], _pair(w.shape[3:]), stride, padding, b is not None)
+    weights = w.reshape(clients, outputs, -1)
+    if b is not None:
+        weights = torch.cat([weights, b[..., None]], dim=2)
+    each = weights[:, None].expand(-1, batch, -1, -1).flatten(0, 1)
+    return torch.bmm(each, columns).reshape(clients, batch, outputs, *size)
+
+
+def patches(
+    x: Tensor,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    ones: bool = False,
+) -> Tensor:
+    """Every patch of the maps that a kernel covers, as columns [K, C h w, B rows columns].
+
+    With `ones`, a last row of ones for each client.
+    """
+    if (kernel != (1, 1) or ones) and kernels.available(x):
+        columns: Tensor = _Patches.apply(x, kernel, stride, padding, ones)  # type: ignore[no-untyped-call]
         return columns
     if any(padding):
         x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
     found = x.unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
     found = found.permute(0, 2, 5, 6, 1, 3, 4)  # [K, C, h, w, B, rows, columns]
-    return found.reshape(len(x), found[0, :, :, :, 0, 0, 0].numel(), -1)
+    found = found.reshape(len(x), found[0, :, :, :, 0, 0, 0].numel(), -1)
+    return torch.cat([found, torch.ones_like(found[:, :1])], dim=1) if ones else found
 
 
 class _Patches(torch.autograd.Function):
     """`patches` by the kernels for GPUs."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *how: tuple[int, int]) -> Tensor:  # type: ignore[override]
-        ctx.shape, ctx.how = x.shape, how
+    def forward(ctx: Any, x: Tensor, *how: Any) -> Tensor:  # type: ignore[override]
+        ctx.shape, ctx.how = x.shape, how[:3]
         return kernels.patches(x, *how)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
-        return kernels.summed(g.contiguous(), ctx.shape, *ctx.how), None, None, None
-
-
-def singly(
-    x: Tensor, w: Tensor, b: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
-) -> Tensor:
-    """As a product for each image, with the weights repeated: few weights, many positions.
-
-    The gradient of the weights is then many short sums at once and not a few long ones.
-    """
-    batch = x.shape[1]
-
-    def each(t: Tensor) -> Tensor:
-        return t[:, None].expand(-1, batch, *t.shape[1:]).flatten(0, 1)
-
-    own = None if b is None else each(b)
-    y = unfolded(x.flatten(0, 1)[:, None], each(w), own, stride, padding)
-    return y.reshape(*x.shape[:2], *y.shape[2:])
+        return kernels.summed(g.contiguous(), ctx.shape, *ctx.how), None, None, None, None
 
 
 class _Convolution(torch.autograd.Function):
@@ -247,12 +256,12 @@ def _few(rows: Tensor, w: Tensor) -> bool:
 
 
 class _Few(torch.autograd.Function):
-    """A linear layer of few samples and many weights by the kernels for GPUs."""
+    """A linear layer of few samples and many weights, its gradients by the kernels for GPUs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(x, w)
-        return kernels.answers(x, w)
+        return torch.bmm(w, x.transpose(1, 2)).transpose(1, 2)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
@@ -260,8 +269,8 @@ class _Few(torch.autograd.Function):
         need_x, need_w = ctx.needs_input_grad
         g = g.contiguous()
         return (
-            kernels.answers_by_inputs(g, w) if need_x else None,
-            kernels.answers_by_weights(g, x) if need_w else None,
+            kernels.linear_inputs(g, w) if need_x else None,
+            kernels.linear_weights(g, x) if need_w else None,
         )
 
 

@@ -53,7 +53,6 @@ def test_changing_cohorts_rates_and_chunks():
         participation=2,
         schedule="cosine",
         optimizer="adam",
-        eps=1e-4,  # with torch's, gradients near zero are divided by it
         lr=0.01,
         reset_optimizer=False,
         clip=1.0,
