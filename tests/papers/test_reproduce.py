@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from fedshift import together
 from fedshift.errors import BadRun, UnknownName
 from fedshift.papers import experiment
 from fedshift.papers.experiment import Case
@@ -29,9 +30,9 @@ def test_a_recipe_is_played_and_read_again_from_its_folder(tmp_path):
     plan = Plan(experiment("fedgenp/table4"), tmp_path, methods=("FedAvg",), **ONE)
     played = []
 
-    def play(run, title):
+    def play(runs, title):
         played.append(title)
-        run.play()
+        together.play(runs)
 
     rows = reproduce(plan, play)
     assert played == ["MNIST, 5% data, 20 active, alpha=10: FedAvg seed 0"]
@@ -45,11 +46,11 @@ def test_a_recipe_is_played_and_read_again_from_its_folder(tmp_path):
 
 def test_a_folder_with_another_run_is_refused(tmp_path):
     first = Plan(experiment("fedgenp/table4"), tmp_path, methods=("FedAvg",), **ONE)
-    reproduce(first, lambda run, title: run.play())
+    reproduce(first, lambda runs, title: together.play(runs))
     (config,) = tmp_path.rglob("config.toml")
     config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.5"))
     with pytest.raises(BadRun, match="configured otherwise"):
-        reproduce(first, lambda run, title: pytest.fail("nothing is played"))
+        reproduce(first, lambda runs, title: pytest.fail("nothing is played"))
 
 
 def test_what_is_not_in_an_experiment_is_answered_with_the_nearest(tmp_path):

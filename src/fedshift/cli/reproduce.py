@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedshift import together
 from fedshift.cli import messages, progress, setup
 from fedshift.cli import options as reading
 from fedshift.cli.listing import table as plain
@@ -27,12 +29,12 @@ def command(args: argparse.Namespace) -> None:
         raise UsageError("no experiment given: name one, as in fedshift reproduce fedfa/table3")
     plan = _plan(args)
 
-    def play_one(run: Run, title: str) -> None:
-        with progress.bar(run, title) as on_round:
-            run.play(on_round)
+    def play_some(runs: Sequence[Run], title: str) -> None:
+        with progress.bar(runs[0], title) as on_round:
+            together.play(runs, on_round)
 
     try:
-        rows = reproduce(plan, play_one)
+        rows = reproduce(plan, play_some)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command goes on where it stopped") from None
     if args.json:
