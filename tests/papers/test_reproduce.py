@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
-from fedshift import together
+import fedshift as fs
+from fedshift import files, together
 from fedshift.errors import BadRun, UnknownName
 from fedshift.papers import experiment
-from fedshift.papers.experiment import Case
+from fedshift.papers.experiment import Case, Entry, Experiment
 from fedshift.papers.readings import read
-from fedshift.papers.reproduce import Plan, reproduce
+from fedshift.papers.reproduce import Plan, ended, folder, reproduce
 from fedshift.protocol import Protocol
 from fedshift.report.read import record
 from tests.cli.calling import call
+from tests.toys import largest_difference
 
 MACHINE = {"engine": "loop", "workers": 1, "device": "cpu"}
 ONE = {"settings": ("5% data, 20 active, alpha=10",), "quick": True, "options": MACHINE}
@@ -144,3 +147,31 @@ def test_the_command_prints_a_table_and_a_list(capsys, tmp_path):
 )
 def test_mistakes_are_one_line(capsys, tmp_path, words, complaint):
     assert complaint in call(capsys, "reproduce", *words).error
+
+
+def test_seeds_that_train_together_come_to_the_same_as_alone(tmp_path):
+    """Stacked on the CPU in float64, one of three seeds having been begun before."""
+    protocol = Protocol(rounds=2, steps=2, batch=8)
+    block = Case("digits", "all", "shifted-digits", "mlp", protocol, {"avg": "mean"})
+    table = Experiment("x/1", "x", "1", "t", (block,), (Entry("FedBN", "fedbn"),), seeds=3)
+    machine = {"engine": "stacked", "device": "cpu", "dtype": "float64"}
+    plan = Plan(table, tmp_path, options=machine)
+    titles = []
+
+    def play(runs, title):
+        titles.append(title)
+        together.play(runs)
+
+    reproduce(dataclasses.replace(plan, seeds=1), play)
+    (row,) = reproduce(plan, play)
+    assert titles == ["digits, all: FedBN seed 0", "digits, all: FedBN seed 1, 2"]
+    means = []
+    for seed in range(3):
+        data = fs.data.load("shifted-digits")
+        alone = fs.Run(data, "fedbn", protocol, "mlp", seed=seed, **machine).play()
+        place = folder(plan, block, table.entries[0], seed)
+        assert ended(place)
+        theirs, _ = files.load_tensors(place / "model.safetensors")
+        assert largest_difference(theirs, alone.progress.server.model) < 1e-9
+        means.append(100 * alone.lines[-1]["mean"])
+    assert row["ours"] == pytest.approx(sum(means) / 3)

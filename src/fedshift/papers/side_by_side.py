@@ -8,6 +8,7 @@ runs lie where they always do, go on where they stopped, and no two processes sh
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import signal
 import subprocess
@@ -90,6 +91,11 @@ def parts(plan: Plan) -> list[Part]:
     return [Part(plan, case, entry) for case in plan.cases for entry in plan.entries_of(case)]
 
 
+def command(part: Part) -> list[str]:
+    """What plays a part."""
+    return [sys.executable, "-m", "fedshift", *part.words]
+
+
 def play(parts: Sequence[Part], jobs: int, seconds: float = 0.0) -> Iterator[Ended]:
     """Play parts in order, some at a time, and tell of each as it ends; those that have are left.
 
@@ -139,12 +145,14 @@ class _Process:
         self._interrupted = False
         threads = max(1, len(os.sched_getaffinity(0)) // jobs)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fedshift", *part.words],
+            command(part),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._said,
             env={"OMP_NUM_THREADS": str(threads), **os.environ},
             start_new_session=True,  # Ctrl-C comes to us alone, and we pass it on once
+            # what a shell starts in the background ignores the signal, and so would its children
+            preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
 
     def poll(self) -> int | None:
