@@ -109,6 +109,16 @@ def test_columns_of_a_run():
     assert found == pytest.approx({"m": 70, "p": 65, "w": 60, "b": 80, "r": 2})
 
 
+def test_personal_models_count_by_their_clients_test_samples():
+    """3/4 of 20 and 1/4 of 40 are 25."""
+    lines = [
+        {"stage": "train", "round": 1, "client": c, "role": "seen", "test": 0.9, "personal_test": p}
+        for c, p in (("a", 0.2), ("b", 0.4))
+    ]
+    runs = {"": record({"method": "m", "seed": 0, "view": "personal"}, lines)}
+    assert read(case(p="personal-pooled"), "p", runs, {"a": 3, "b": 1}) == pytest.approx(25)
+
+
 def test_the_worst_of_the_best_rounds_is_of_each_round():
     """Six rounds whose worst are 1 to 6 in tens: the five best are 20 to 60, mean 40."""
     rounds = [{"a": (k / 10, "seen"), "b": (0.9, "seen")} for k in (3, 1, 2, 6, 4, 5)]
