@@ -55,12 +55,18 @@ class Batch:
         return [part for part in self.parts if part_name(part) not in known]
 
     def play(self, jobs: int, budget: float) -> None:
-        """Play what is left, and write the results after each row."""
-        left = self.left
-        for part in left:
+        """Play what is left, and write the results after each row; who failed gets a second try."""
+        end = time.monotonic() + budget
+        for part in self.left:
             self.note(part)
         self.write()
-        for ended in side_by_side.play(left, jobs, budget):
+        for _ in range(2):
+            left = end - time.monotonic()
+            if not budget or left > 0:
+                self._play(jobs, left if budget else 0.0)
+
+    def _play(self, jobs: int, budget: float) -> None:
+        for ended in side_by_side.play(self.left, jobs, budget):
             self.note(ended.part, ended)
             self.write()
             row = self.rows[part_name(ended.part)]
