@@ -17,8 +17,10 @@ from typing import Any
 from fedshift.errors import BadValue
 from fedshift.protocol import Protocol
 
-READINGS = ("mean", "pooled", "personal-pooled", "worst", "client", "unseen", "unseen-mean")
-READINGS += ("rounds",)
+READINGS = (
+    *("mean", "pooled", "personal-pooled", "worst", "client"),
+    *("unseen", "unseen-mean", "rounds"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
