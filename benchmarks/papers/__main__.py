@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,8 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="name the rows, and play none")
     chosen = parser.parse_args()
     began = time.monotonic()
+    for number in (signal.SIGINT, signal.SIGTERM):  # both let the rows save, also in the background
+        signal.signal(number, signal.default_int_handler)
     found = [
         part
         for part in parts(WORK, chosen.out, chosen.rounds, chosen.quick, chosen.device)
