@@ -7,8 +7,9 @@ A comparison's folder holds `config.toml`, which says what is compared, and ever
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,21 +92,11 @@ class Contest:
         spoken = {k: v for k, v in (("say", say), ("warn", warn)) if v is not None}
         records = []
         for method in self.methods:
-            for runs in self._groups(method, spoken):
+            make = functools.partial(self.run, method, spoken=spoken)
+            for runs in together.groups(make, self.seeds):
                 play(runs)
                 records += [record for run in runs for record in run.report().runs]
         return Comparison(records, self.protocol.select)
-
-    def _groups(self, method: Composed, spoken: Mapping[str, Any]) -> Iterator[list[Run]]:
-        """The runs of a method: all seeds at once where that is faster, else one by one."""
-        seeds = iter(self.seeds)
-        first = self.run(method, next(seeds), spoken)
-        if together.fit([first]):
-            yield [first, *(self.run(method, seed, spoken) for seed in seeds)]
-            return
-        yield [first]
-        for seed in seeds:
-            yield [self.run(method, seed, spoken)]
 
     def run(self, method: Composed, seed: int, spoken: Mapping[str, Any] | None = None) -> Run:
         """The run of a method and a seed: a new one, or the one that is in its folder."""

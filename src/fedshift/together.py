@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from fedshift.engines import choice
 from fedshift.errors import BadValue
@@ -22,6 +22,18 @@ OnRound = Callable[[Run, Line], None]
 def fit(runs: Sequence[Run]) -> bool:
     """Whether playing such runs at once pays: where their clients are stacked."""
     return all(run.engine_name == "stacked" for run in runs)
+
+
+def groups(make: Callable[[int], Run], seeds: Iterable[int]) -> Iterator[list[Run]]:
+    """The runs of some seeds as they are best played: all at once where that pays, else singly.
+
+    A run that is played by itself is made when it is its turn.
+    """
+    left = iter(seeds)
+    for seed in left:
+        first = make(seed)
+        others = left if fit([first]) else ()
+        yield [first, *(make(other) for other in others)]
 
 
 def play(runs: Sequence[Run], on_round: OnRound = lambda run, line: None) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
+import fedshift as fs
+from fedshift import files, together
 from fedshift.errors import BadRun, UnknownName
 from fedshift.papers import experiment
-from fedshift.papers.experiment import Case
+from fedshift.papers.experiment import Case, Entry, Experiment
 from fedshift.papers.readings import read
-from fedshift.papers.reproduce import Plan, reproduce
+from fedshift.papers.reproduce import Plan, ended, folder, reproduce
 from fedshift.protocol import Protocol
 from fedshift.report.read import record
 from tests.cli.calling import call
+from tests.toys import largest_difference
 
 MACHINE = {"engine": "loop", "workers": 1, "device": "cpu"}
 ONE = {"settings": ("5% data, 20 active, alpha=10",), "quick": True, "options": MACHINE}
@@ -29,9 +33,9 @@ def test_a_recipe_is_played_and_read_again_from_its_folder(tmp_path):
     plan = Plan(experiment("fedgenp/table4"), tmp_path, methods=("FedAvg",), **ONE)
     played = []
 
-    def play(run, title):
+    def play(runs, title):
         played.append(title)
-        run.play()
+        together.play(runs)
 
     rows = reproduce(plan, play)
     assert played == ["MNIST, 5% data, 20 active, alpha=10: FedAvg seed 0"]
@@ -45,11 +49,11 @@ def test_a_recipe_is_played_and_read_again_from_its_folder(tmp_path):
 
 def test_a_folder_with_another_run_is_refused(tmp_path):
     first = Plan(experiment("fedgenp/table4"), tmp_path, methods=("FedAvg",), **ONE)
-    reproduce(first, lambda run, title: run.play())
+    reproduce(first, lambda runs, title: together.play(runs))
     (config,) = tmp_path.rglob("config.toml")
     config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.5"))
     with pytest.raises(BadRun, match="configured otherwise"):
-        reproduce(first, lambda run, title: pytest.fail("nothing is played"))
+        reproduce(first, lambda runs, title: pytest.fail("nothing is played"))
 
 
 def test_what_is_not_in_an_experiment_is_answered_with_the_nearest(tmp_path):
@@ -105,6 +109,16 @@ def test_columns_of_a_run():
     assert found == pytest.approx({"m": 70, "p": 65, "w": 60, "b": 80, "r": 2})
 
 
+def test_personal_models_count_by_their_clients_test_samples():
+    """3/4 of 20 and 1/4 of 40 are 25."""
+    lines = [
+        {"stage": "train", "round": 1, "client": c, "role": "seen", "test": 0.9, "personal_test": p}
+        for c, p in (("a", 0.2), ("b", 0.4))
+    ]
+    runs = {"": record({"method": "m", "seed": 0, "view": "personal"}, lines)}
+    assert read(case(p="personal-pooled"), "p", runs, {"a": 3, "b": 1}) == pytest.approx(25)
+
+
 def test_the_worst_of_the_best_rounds_is_of_each_round():
     """Six rounds whose worst are 1 to 6 in tens: the five best are 20 to 60, mean 40."""
     rounds = [{"a": (k / 10, "seen"), "b": (0.9, "seen")} for k in (3, 1, 2, 6, 4, 5)]
@@ -143,3 +157,31 @@ def test_the_command_prints_a_table_and_a_list(capsys, tmp_path):
 )
 def test_mistakes_are_one_line(capsys, tmp_path, words, complaint):
     assert complaint in call(capsys, "reproduce", *words).error
+
+
+def test_seeds_that_train_together_come_to_the_same_as_alone(tmp_path):
+    """Stacked on the CPU in float64, one of three seeds having been begun before."""
+    protocol = Protocol(rounds=2, steps=2, batch=8)
+    block = Case("digits", "all", "shifted-digits", "mlp", protocol, {"avg": "mean"})
+    table = Experiment("x/1", "x", "1", "t", (block,), (Entry("FedBN", "fedbn"),), seeds=3)
+    machine = {"engine": "stacked", "device": "cpu", "dtype": "float64"}
+    plan = Plan(table, tmp_path, options=machine)
+    titles = []
+
+    def play(runs, title):
+        titles.append(title)
+        together.play(runs)
+
+    reproduce(dataclasses.replace(plan, seeds=1), play)
+    (row,) = reproduce(plan, play)
+    assert titles == ["digits, all: FedBN seed 0", "digits, all: FedBN seed 1, 2"]
+    means = []
+    for seed in range(3):
+        data = fs.data.load("shifted-digits")
+        alone = fs.Run(data, "fedbn", protocol, "mlp", seed=seed, **machine).play()
+        place = folder(plan, block, table.entries[0], seed)
+        assert ended(place)
+        theirs, _ = files.load_tensors(place / "model.safetensors")
+        assert largest_difference(theirs, alone.progress.server.model) < 1e-9
+        means.append(100 * alone.lines[-1]["mean"])
+    assert row["ours"] == pytest.approx(sum(means) / 3)

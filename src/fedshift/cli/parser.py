@@ -192,6 +192,9 @@ def _reproduce(parser: Parser) -> None:
     parser.add_argument(
         "--pretrained", metavar="FILE", help="ImageNet's weights, where the paper begins with them"
     )
+    parser.add_argument(
+        "--jobs", metavar="N", help="rows at a time, each in a process of its own (default: 1)"
+    )
     for name in ("engine", "workers", "device", "dtype", "out"):
         options.add_one(parser, name)
 

@@ -1,7 +1,8 @@
-"""A bar over the rounds of a run with the scores so far and the time left; terminals only."""
+"""A bar over the rounds of a run with its scores, or over things; terminals only."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +19,29 @@ OnRound = Callable[["Run", dict[str, Any]], None]
 @contextmanager
 def bar(run: Run, title: str = "") -> Iterator[OnRound]:
     """What to call after each round; where stderr is no terminal, it does nothing."""
+    rounds = sum(stage.rounds for stage in run.stages)
+    with _shown(title or run.method.name, rounds, _played(run)) as update:
+
+        def on_round(run: Run, line: dict[str, Any]) -> None:
+            # not every round is scored
+            scores = {} if line["mean"] is None else {"scores": _scores(line)}
+            update(completed=_played(run), **scores)
+
+        yield on_round
+
+
+@contextmanager
+def count(total: int, title: str) -> Iterator[Callable[[], None]]:
+    """What to call after each of so many things; where stderr is no terminal, it does nothing."""
+    with _shown(title, total, 0) as update:
+        yield lambda: update(advance=1)
+
+
+@contextmanager
+def _shown(title: str, total: int, completed: int) -> Iterator[Callable[..., None]]:
+    """A bar, and what changes it."""
     if not sys.stderr.isatty():
-        yield lambda run, line: None
+        yield lambda **changes: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -29,21 +51,14 @@ def bar(run: Run, title: str = "") -> Iterator[OnRound]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     scores = TextColumn("{task.fields[scores]}", markup=False)
     with Progress(*columns, scores, Left(), console=console, transient=True) as progress:
-        rounds = sum(stage.rounds for stage in run.stages)
-        name = title or run.method.name
-        task = progress.add_task(name, total=rounds, completed=_played(run), scores="")
-
-        def on_round(run: Run, line: dict[str, Any]) -> None:
-            progress.update(task, completed=_played(run))
-            if line["mean"] is not None:  # not every round is scored
-                progress.update(task, scores=_scores(line))
+        task = progress.add_task(title, total=total, completed=completed, scores="")
 
         def write(text: str) -> None:
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
         messages.take_over(write)
         try:
-            yield on_round
+            yield functools.partial(progress.update, task)
         finally:
             messages.take_over(None)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedshift import together
 from fedshift.cli import messages, progress, setup
 from fedshift.cli import options as reading
 from fedshift.cli.listing import table as plain
 from fedshift.cli.parser import UsageError
-from fedshift.papers import experiment, experiments
+from fedshift.errors import BadRun
+from fedshift.papers import experiment, experiments, side_by_side
 from fedshift.papers.experiment import Experiment
 from fedshift.papers.reproduce import Plan, Row, reproduce
 from fedshift.run import Interrupted, Run
@@ -27,12 +30,15 @@ def command(args: argparse.Namespace) -> None:
         raise UsageError("no experiment given: name one, as in fedshift reproduce fedfa/table3")
     plan = _plan(args)
 
-    def play_one(run: Run, title: str) -> None:
-        with progress.bar(run, title) as on_round:
-            run.play(on_round)
+    def play_some(runs: Sequence[Run], title: str) -> None:
+        with progress.bar(runs[0], title) as on_round:
+            together.play(runs, on_round)
 
     try:
-        rows = reproduce(plan, play_one)
+        jobs = reading.whole(args.jobs, "jobs")
+        if jobs > 1:
+            _play_beside(plan, jobs)
+        rows = reproduce(plan, play_some)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command goes on where it stopped") from None
     if args.json:
@@ -40,6 +46,25 @@ def command(args: argparse.Namespace) -> None:
         messages.print_json({"experiment": name, "rows": rows, "complete": plan.complete})
         return
     print(table(plan, rows))
+
+
+def _play_beside(plan: Plan, jobs: int) -> None:
+    """Play the rows side by side, and say of each that it has ended."""
+    rows = [part for part in side_by_side.parts(plan) if not part.ended]
+    failed = []
+    with progress.count(len(rows), plan.experiment.name) as on_row:
+        for number, ended in enumerate(side_by_side.play(rows, jobs), start=1):
+            if ended.error:
+                failed.append(ended)
+            how = f"failed ({ended.error})" if ended.error else "played"
+            row = f"{ended.part.title}, {how} in {ended.seconds:.0f} s"
+            messages.note(f"row {number} of {len(rows)}: {row}")
+            on_row()
+    if failed:
+        raise BadRun(
+            f"{len(failed)} of {len(rows)} rows failed, the first was {failed[0].part.title} "
+            f"({failed[0].error}): the same command goes on with them"
+        )
 
 
 def _plan(args: argparse.Namespace) -> Plan:

@@ -17,7 +17,10 @@ from typing import Any
 from fedshift.errors import BadValue
 from fedshift.protocol import Protocol
 
-READINGS = ("mean", "pooled", "personal", "worst", "client", "unseen", "unseen-mean", "rounds")
+READINGS = (
+    *("mean", "pooled", "personal-pooled", "worst", "client"),
+    *("unseen", "unseen-mean", "rounds"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +33,8 @@ class Case:
         model: a network, as for `--model`.
         protocol: how they train.
         columns: what each published column is of our runs: "mean" over clients, "pooled" (clients
-            weighted by their test samples), "personal" (mean of the clients' own models), "worst"
-            client, "client:NAME", "unseen:NAME" (left out in turn), "unseen-mean", or
+            weighted by their test samples), "personal-pooled" (so, of the clients' own models),
+            "worst" client, "client:NAME", "unseen:NAME" (left out in turn), "unseen-mean", or
             "rounds:LEVEL" (the first scored round whose mean reaches it).
         settings: hyperparameters by "method.name"; each entry takes those of its own methods.
         part: what tells it from other cases of the same block.

@@ -30,8 +30,8 @@ def read(case: Case, column: str, runs: Mapping[str, RunRecord], sizes: Mapping[
         return _reached(run, float(which))
     if kind == "pooled":
         return 100 * _pooled(select(run, rule, "global"), sizes)
-    if kind == "personal":
-        return 100 * select(run, rule, "personal").mean
+    if kind == "personal-pooled":
+        return 100 * _pooled(select(run, rule, "personal"), sizes)
     if kind == "worst":
         return 100 * _worst(run, rule)
     chosen = select(run, rule)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fedshift import data, methods
+from fedshift import data, methods, together
 from fedshift.compose import Composed
 from fedshift.engines.loop import one_thread
 from fedshift.errors import BadData, BadRun, UnknownName
@@ -24,13 +24,14 @@ from fedshift.models import ModelSpec
 from fedshift.papers import stand_in
 from fedshift.papers.experiment import Case, Entry, Experiment
 from fedshift.papers.readings import read
-from fedshift.report.read import RunRecord, read_run
+from fedshift.report.read import read_run
 from fedshift.report.summary import Value
 from fedshift.run import Run
 
 CLOSE, SPREADS = 1.5, 2.0  # points; ours is within the larger of the two
 QUICK = {"rounds": 2, "steps": 2}
 Row = dict[str, Any]
+Play = Callable[[Sequence[Run], str], object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +41,9 @@ class Plan:
     Args:
         experiment: which.
         out: the folder for its runs.
-        methods: labels of entries, or names of methods (empty: all that can be played).
-        settings: parts of cases' titles (empty: all cases).
+        methods: labels of entries, or names of methods, which mean all their entries (empty: all
+            that can be played).
+        settings: titles of cases, or parts of titles, which mean all that have them (empty: all).
         seeds: how many (0: the experiment's).
         rounds: in the place of the protocol's (0: the protocol's).
         quick: two rounds of two steps, one seed, the methods' quick values; a stand-in of the same
@@ -63,13 +65,13 @@ class Plan:
     @property
     def cases(self) -> list[Case]:
         """The cases that are played."""
+        titles = [c.title for c in self.experiment.cases]
         found = [
             c
             for c in self.experiment.cases
-            if not self.settings or any(s.lower() in c.title.lower() for s in self.settings)
+            if not self.settings or any(_about(c.title, s, titles) for s in self.settings)
         ]
         if not found:
-            titles = [c.title for c in self.experiment.cases]
             raise UnknownName("setting", ", ".join(self.settings), titles)
         return found
 
@@ -77,14 +79,19 @@ class Plan:
     def entries(self) -> list[Entry]:
         """The entries that are played."""
         entries = self.experiment.entries
+        labels = [e.label for e in entries]
         for wanted in self.methods:
-            if not any(_named(e, wanted) for e in entries):
-                raise UnknownName("method of this experiment", wanted, [e.label for e in entries])
+            if not any(_named(e, wanted, labels) for e in entries):
+                raise UnknownName("method of this experiment", wanted, labels)
         return [
             e
             for e in entries
-            if e.method and (not self.methods or any(_named(e, w) for w in self.methods))
+            if e.method and (not self.methods or any(_named(e, w, labels) for w in self.methods))
         ]
+
+    def entries_of(self, case: Case) -> list[Entry]:
+        """The entries that are played under a case."""
+        return [e for e in self.entries if not case.only or e.label in case.only]
 
     @property
     def count(self) -> range:
@@ -103,34 +110,36 @@ class Plan:
         )
 
 
-def _named(entry: Entry, wanted: str) -> bool:
+def _about(title: str, wanted: str, titles: Sequence[str]) -> bool:
+    """Whether a title is the one that is wanted, or has it in it where it is no title itself."""
+    return title == wanted if wanted in titles else wanted.lower() in title.lower()
+
+
+def _named(entry: Entry, wanted: str, labels: Sequence[str]) -> bool:
+    if wanted in labels:
+        return entry.label == wanted
     return wanted.lower() in (entry.label.lower(), entry.method.lower())
 
 
-def reproduce(plan: Plan, play: Callable[[Run, str], object]) -> list[Row]:
+def reproduce(plan: Plan, play: Play) -> list[Row]:
     """Play what is left of an experiment; the rows of the table, ours beside the published.
 
     Args:
-        play: plays one run to its end; the text says which.
+        play: plays runs to their end that differ in their seed alone; the text says which.
     """
     # the few small batches of a quick run lose by several threads
     with one_thread(torch.device("cpu")) if plan.quick else contextlib.nullcontext():
         return [row for case in plan.cases for row in _block(plan, case, play)]
 
 
-def _block(plan: Plan, case: Case, play: Callable[[Run, str], object]) -> Iterator[Row]:
+def _block(plan: Plan, case: Case, play: Play) -> Iterator[Row]:
     """The rows of a case."""
     found = federation(plan, case)
     sizes = {c.name: len(c.test) for c in found.clients}
-    for entry in (e for e in plan.entries if not case.only or e.label in case.only):
-        seeds = [
-            {
-                left_out: _played(plan, case, entry, found, seed, left_out, play)
-                for left_out in _left_out(case)
-            }
-            for seed in plan.count
-        ]
-        yield from _rows(plan.experiment, case, entry, seeds, sizes)
+    for entry in plan.entries_of(case):
+        for left_out in left_out_of(case):
+            _play(plan, case, entry, found, left_out, play)
+        yield from rows(plan, case, entry, sizes)
 
 
 def federation(plan: Plan, case: Case) -> Federation:
@@ -143,61 +152,70 @@ def federation(plan: Plan, case: Case) -> Federation:
         return stand_in.federation(case)
 
 
-def _left_out(case: Case) -> tuple[str, ...]:
+def left_out_of(case: Case) -> tuple[str, ...]:
     """Who is left out in turn; "" is nobody."""
     kinds = {r.partition(":")[0] for r in case.columns.values()}
     everybody = ("",) if kinds - {"unseen", "unseen-mean"} else ()
     return (*everybody, *case.left_out)
 
 
-def _played(
-    plan: Plan,
-    case: Case,
-    entry: Entry,
-    found: Federation,
-    seed: int,
-    left_out: str,
-    play: Callable[[Run, str], object],
-) -> RunRecord:
-    """The record of a run: played now, gone on with, or read where it has ended."""
+def folder(plan: Plan, case: Case, entry: Entry, seed: int, left_out: str = "") -> Path:
+    """Where a run lies."""
     home = plan.out / slug(case.title) / slug(entry.label) / f"seed{seed}"
-    folder = home / f"without-{slug(left_out)}" if left_out else home
+    return home / f"without-{slug(left_out)}" if left_out else home
+
+
+def ended(folder: Path) -> bool:
+    """Whether the run in a folder was played to its end."""
+    return (folder / "model.safetensors").is_file()
+
+
+def _play(
+    plan: Plan, case: Case, entry: Entry, found: Federation, left_out: str, play: Play
+) -> None:
+    """Play the seeds of an entry that have not ended, or go on with them."""
     method, protocol = made(plan, case, entry), _protocol(plan, case, entry)
-    weights = plan.pretrained if case.imagenet else ""
-    spec = ModelSpec.of(entry.model or case.model, pretrained=weights)
-    begun = (folder / "config.toml").is_file()
-    if begun:
-        record = read_run(folder)
-        wanted = {
-            "protocol": dataclasses.asdict(protocol),
-            "settings": methods.settings_of(method),
-            "data": found.name,
-        }
-        if any(record.config.get(n) != v for n, v in wanted.items()):
-            raise BadRun(
-                f"{folder} holds a run that was configured otherwise: choose another folder with "
-                "--out"
-            )
-        if (folder / "model.safetensors").is_file():
-            return record
-    run = (
-        Run.resume(folder, found, spec, method)
-        if begun
-        else Run(
+    spec = ModelSpec.of(
+        entry.model or case.model, pretrained=plan.pretrained if case.imagenet else ""
+    )
+    config = {
+        "protocol": dataclasses.asdict(protocol),
+        "settings": methods.settings_of(method),
+        "data": found.name,
+    }
+    places = {seed: folder(plan, case, entry, seed, left_out) for seed in plan.count}
+    begun = {seed: place for seed, place in places.items() if (place / "config.toml").is_file()}
+    for place in begun.values():
+        _check(place, config)
+
+    def make(seed: int) -> Run:
+        if seed in begun:
+            return Run.resume(places[seed], found, spec, method)
+        return Run(
             found,
             method,
             protocol,
             spec,
             seed=seed,
-            out=folder,
+            out=places[seed],
             hold_out=[left_out] if left_out else (),
             checkpoint_every=max(1, protocol.rounds // 10),
             **plan.options,
         )
-    )
+
     without = f" without {left_out}" if left_out else ""
-    play(run, f"{case.title}: {entry.label} seed {seed}{without}")
-    return run.report().runs[0]
+    for runs in together.groups(make, [s for s, place in places.items() if not ended(place)]):
+        seeds = ", ".join(str(run.seed) for run in runs)
+        play(runs, f"{case.title}: {entry.label} seed {seeds}{without}")
+
+
+def _check(place: Path, wanted: Mapping[str, Any]) -> None:
+    """Refuse a folder whose run is another one."""
+    config = read_run(place).config
+    if any(config.get(n) != v for n, v in wanted.items()):
+        raise BadRun(
+            f"{place} holds a run that was configured otherwise: choose another folder with --out"
+        )
 
 
 def made(plan: Plan, case: Case, entry: Entry) -> Composed:
@@ -223,14 +241,17 @@ def _protocol(plan: Plan, case: Case, entry: Entry) -> Any:
     return case.protocol.replace(**changes)
 
 
-def _rows(
-    experiment: Experiment,
-    case: Case,
-    entry: Entry,
-    seeds: Sequence[Mapping[str, RunRecord]],
-    sizes: Mapping[str, int],
-) -> Iterator[Row]:
-    published = experiment.published(case, entry)
+def rows(plan: Plan, case: Case, entry: Entry, sizes: Mapping[str, int]) -> Iterator[Row]:
+    """The rows of an entry, of its runs as far as they were played.
+
+    Args:
+        sizes: of the clients' test data.
+    """
+    seeds = [
+        {c: read_run(folder(plan, case, entry, seed, c)) for c in left_out_of(case)}
+        for seed in plan.count
+    ]
+    published = plan.experiment.published(case, entry)
     for column, reading in case.columns.items():
         found = [v for runs in seeds if not math.isnan(v := read(case, column, runs, sizes))]
         ours = Value.of(found) if found else None

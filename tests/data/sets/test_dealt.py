@@ -6,6 +6,7 @@ import torch
 from fedshift import data
 from fedshift.data.sets import cifar, handwriting
 from fedshift.data.sets.capped import capped_dirichlet
+from fedshift.data.sets.fedgen_deal import fedgen_deal
 from fedshift.errors import BadData
 
 from . import making
@@ -106,10 +107,27 @@ def test_emnist_lies_upright_and_counts_from_0(home):
 def test_fedgenps_sizes():
     """10 % of MNIST keeps 300 of each class (really 5 %), 5 % 150; of EMNIST 10 % keeps 480."""
     mnist = torch.arange(60_000) % 10
-    assert handwriting.kept(mnist, 10, 0).shape == (3000,)
-    assert mnist[handwriting.kept(mnist, 5, 0)].bincount().tolist() == [150] * 10
+    for share, each in ((0.1, 300), (0.05, 150)):
+        parts = fedgen_deal(mnist, 20, 10.0, share=share, minimum=10)
+        assert mnist[torch.cat(parts)].bincount().tolist() == [each] * 10
     letters = torch.arange(124_800) % 26
     assert letters[handwriting.kept(letters, 10, 0)].bincount().tolist() == [480] * 26
+
+
+def test_mnist_is_dealt_as_by_the_released_code():
+    """Sizes that its rule and seed gave when written out by itself, with lists."""
+    counts = torch.tensor([5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
+    y = torch.repeat_interleave(torch.arange(10), counts)
+    parts = fedgen_deal(y, 20, 0.1, share=1.0, minimum=10)
+    printed = [3029, 4537, 2051, 3708, 2827, 1021, 614, 2698, 6668, 3178]
+    printed += [2354, 3253, 924, 4433, 3023, 809, 4026, 2863, 4450, 3534]
+    assert list(map(len, parts)) == printed
+    assert sorted(torch.cat(parts).tolist()) == list(range(60_000))
+
+
+def test_a_deal_that_cannot_be_is_refused():
+    with pytest.raises(BadData, match="raise alpha, or take fewer clients"):
+        fedgen_deal(torch.arange(40) % 10, 20, 1.0, share=1.0, minimum=3)
 
 
 def test_fedgenp_tests_a_client_on_the_classes_that_it_owns(home):

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedshift import keys
 from fedshift.data.augment import Pipeline
 from fedshift.data.partition import evenly
-from fedshift.data.sets import dealt, digit_sources, place, reading
+from fedshift.data.sets import dealt, digit_sources, fedgen_deal, place, reading
 from fedshift.data.sets.capped import capped_dirichlet
 from fedshift.data.sets.reading import Splits
 from fedshift.federation import Federation, Samples
@@ -50,7 +50,8 @@ def federation(
     With label skew it is FedGenP's federation: a share of the data is dealt by Dirichlet draws, and
     a client is tested on images of the classes that it owns. FedGenP's code keeps of each class
     min(s N / 20, s n) images, N being the size of the set and n that of the class: on MNIST this is
-    half of what the percentage says.
+    half of what the percentage says. MNIST is dealt as by that code with its own seed, from which
+    `seed` counts on.
 
     Args:
         name: of the federation.
@@ -63,11 +64,14 @@ def federation(
     y = pool["train"].y
     key = keys.fold(seed, of, percent, str(alpha))
     if alpha:
-        most = percent / 100 * len(y) / CLIENTS
-        chosen = kept(y, percent, key)
-        minimum = 10 if of == "mnist" else 260
-        dealt_ = capped_dirichlet(y[chosen], CLIENTS, alpha, most=most, minimum=minimum, seed=key)
-        parts = [chosen[part] for part in dealt_]
+        if of == "mnist":
+            share, draw = percent / 100, fedgen_deal.SEED + seed
+            parts = fedgen_deal.fedgen_deal(y, CLIENTS, alpha, share=share, minimum=10, seed=draw)
+        else:
+            most = percent / 100 * len(y) / CLIENTS
+            chosen = kept(y, percent, key)
+            dealt_ = capped_dirichlet(y[chosen], CLIENTS, alpha, most=most, minimum=260, seed=key)
+            parts = [chosen[part] for part in dealt_]
         tests = dealt.owned_classes(pool["test"], [y[part] for part in parts], key)
     else:
         parts = evenly(y, CLIENTS, seed=key)
