@@ -18,7 +18,7 @@ from fedshift.errors import BadRun
 from fedshift.method import State, Uploads
 from fedshift.net import Net
 from fedshift.plan import Plan
-from fedshift.tree import Tree, nbytes, pick
+from fedshift.tree import Tree, finite, nbytes, pick
 from fedshift.trip import Result
 
 
@@ -61,6 +61,8 @@ def weighted_mean(stacked: Tensor, weights: Tensor) -> Tensor:
 def sound(result: Result) -> list[bool]:
     """For each client, whether everything that it sent is finite."""
     rows = torch.ones(len(result.clients), dtype=torch.bool)
+    if finite(result.model) and finite(result.extras):
+        return rows.tolist()
     flags = []
     for t in (*result.model.values(), *result.extras.values()):
         if t.is_floating_point() and t.numel():

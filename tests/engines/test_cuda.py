@@ -57,7 +57,8 @@ def test_changing_cohorts_rates_and_chunks():
         reset_optimizer=False,
         clip=1.0,
     )
-    plain = protocol.replace(optimizer="sgd", momentum=0.9)
+    # not the cosine, whose last rate is near zero: what SCAFFOLD divides by it is rounding
+    plain = protocol.replace(optimizer="sgd", momentum=0.9, schedule="exponential")
     for method, how in (("fedbn", protocol), ("fedbn+scaffold", plain)):
         cpu = play(method, "loop", "cpu", how)
         for chunk in (0, 1):
