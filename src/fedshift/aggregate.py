@@ -61,10 +61,12 @@ def weighted_mean(stacked: Tensor, weights: Tensor) -> Tensor:
 def sound(result: Result) -> list[bool]:
     """For each client, whether everything that it sent is finite."""
     rows = torch.ones(len(result.clients), dtype=torch.bool)
-    if finite(result.model) and finite(result.extras):
-        return rows.tolist()
+    sent = {**result.model, **result.extras}
+    plain = all(type(t) is Tensor for t in sent.values())  # and not what stands for rows not here
+    if plain and any(t.is_cuda for t in sent.values()) and finite(sent):
+        return rows.tolist()  # the usual case, in few launches
     flags = []
-    for t in (*result.model.values(), *result.extras.values()):
+    for t in sent.values():
         if t.is_floating_point() and t.numel():
             each = t.reshape(len(t), -1)
             low, high = each.amin(dim=1), each.amax(dim=1)  # NaN is both; aminmax is slow by rows
