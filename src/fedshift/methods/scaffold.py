@@ -86,7 +86,7 @@ class Scaffold(Method):
 
     def report(self, ctx: Ctx, net: Net, data: Data) -> Report:
         """The change of c_k goes up, the new c_k is kept."""
-        span = ctx.lr * effective_steps(ctx.steps, ctx.protocol)
+        span = ctx.lr * effective_steps(ctx.steps, ctx.protocol).to(ctx.lr.dtype)
         now = net.tensors
         change = {n: (ctx.initial[n] - now[n]) / span - c for n, c in ctx.received.items()}
         return Report(mean=change, keep={n: ctx.kept[n] + d for n, d in change.items()})
@@ -115,11 +115,12 @@ def effective_steps(steps: Tensor, protocol: Protocol) -> Tensor:
     """The sum of the weights that T gradients have in the displacement of SGD with momentum.
 
     >>> effective_steps(torch.tensor(2), Protocol(momentum=0.5))  # the first 1 + 0.5, the second 1
-    tensor(2.5000)
+    tensor(2.5000, dtype=torch.float64)
     """
     beta = protocol.momentum if protocol.optimizer == "sgd" else 0.0
     if beta == 0.0:
         return steps
     first = beta**2 if protocol.nesterov else beta  # Nesterov's form is one step ahead
-    past = first * (1.0 - beta**steps) / (1.0 - beta)
-    return (steps - past) / (1.0 - beta)
+    count = steps.double()  # a power of whole numbers would be of float32
+    past = first * (1.0 - beta**count) / (1.0 - beta)
+    return (count - past) / (1.0 - beta)
