@@ -17,6 +17,7 @@ from fedshift import files
 from fedshift.engines.flower import guard, processes
 from fedshift.engines.flower.config import Deployment
 from fedshift.errors import BadRun
+from fedshift.models import initial
 
 _START = 60.0  # seconds that the server may take to listen
 _POLL = 0.5
@@ -88,13 +89,13 @@ def run(
 
 
 def superlink(told: Deployment) -> list[str]:
-    """The command line of the server."""
+    """The command line of the server.
+
+    It keeps messages in memory: the run's own folder is what a server that died goes on from, and
+    in a file large uploads lock out other sites and stay behind.
+    """
     host, _, port = told.address.rpartition(":")
-    found = [
-        processes.program("flower-superlink"),
-        *("--host", host, "--port", port),
-        *("--database", str(told.folder / "superlink.db")),
-    ]
+    found = [processes.program("flower-superlink"), "--host", host, "--port", port]
     if not told.ca:
         return [*found, "--insecure"]
     return [
@@ -110,7 +111,7 @@ def write(told: Deployment) -> Path:
     """The deployment with whole paths, as its processes read it."""
     table = dataclasses.asdict(told)
     del table["home"]
-    for name in ("out", "ca", "certificate", "key", "keys"):
+    for name in ("out", "ca", "certificate", "key", "keys", "pretrained"):
         table[name] = str(told.path(table[name])) if table[name] else ""
     for name in ("sites", "stages"):
         table[name] = list(table[name])
@@ -125,6 +126,8 @@ def _check(told: Deployment) -> None:
         name = getattr(told, what)
         if name and not told.path(name).is_file():
             raise BadRun(f"{what}, {told.path(name)}, does not exist: see fedshift certs")
+    if told.pretrained:
+        initial.digest(str(told.path(told.pretrained)))
     for site in told.sites if told.keys else ():
         if not _public(told, site).is_file():
             raise BadRun(
