@@ -57,7 +57,7 @@ def test_another_file_is_refused(server, tmp_path):
 
 
 def test_a_site_without_a_copy_says_what_it_needs(server, tmp_path):
-    with pytest.raises(BadRun, match=r"has no no\.safetensors: get it from the server, and name it"):
+    with pytest.raises(BadRun, match=r"has no no\.safetensors: get it from the server, and name"):
         over_sites(server, tmp_path / "no.safetensors", tmp_path / "sites")
 
 
