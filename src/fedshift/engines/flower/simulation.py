@@ -88,7 +88,11 @@ class Simulation:
                     server_app=server_app(play),
                     client_app=client_app(answer),
                     num_supernodes=len(sites),
-                    backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+                    backend_config={
+                        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                        # what sites have to say stands in their answers
+                        "init_args": {"logging_level": logging.ERROR, "log_to_driver": False},
+                    },
                 )
         except BaseException as error:
             self._grids.put(error)
