@@ -68,8 +68,8 @@ def test_sites_that_demand_it_refuse_a_run_without_it(killed):
     field, _ = killed
     path = field.deployment(
         "plain",
+        sites=["a", "b"],  # c is gone: nobody waits for it
         seconds=45,
-        wait=5,
         protocol={"rounds": 1, "epochs": 1, "batch": 5, "lr": 0.1},
     )
     server = field.start("deploy", path, log="plain.log")
