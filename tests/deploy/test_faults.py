@@ -14,7 +14,7 @@ from tests.engines.flower.sites import serve
 from tests.methods.test_battery import PROTOCOL
 from tests.toys import federation, largest_difference
 
-LIMIT = 200  # seconds of a round: a gigabyte takes 40 where nothing else runs
+LIMIT = 400  # seconds of a round: a gigabyte takes 40, and more where other things run
 HANG = 30  # seconds of a round in which a site hangs
 KILLED = 2  # the round in which site c is killed
 AWAY = range(3, 9)  # rounds that wait until it is back, for a while each
