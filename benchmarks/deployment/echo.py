@@ -19,14 +19,19 @@ from fedshift.engines.flower import codec, guard, serving
 from fedshift.engines.flower.apps import GridCarrier, server_app
 from fedshift.engines.flower.config import Deployment
 
-client = ClientApp()
+echo = ClientApp()
 BYTES = "FEDSHIFT_ECHO_BYTES"
 
 
-@client.train()
+@echo.train()
 def answer(message: Message, context) -> Message:
     """What came, again."""
     return Message(message.content, reply_to=message)
+
+
+def client() -> ClientApp:
+    """The app of one message."""
+    return echo
 
 
 def play(grid, config) -> None:

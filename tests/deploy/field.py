@@ -103,6 +103,11 @@ class Field:
         """What a process has said."""
         return (self.folder / name).read_text(errors="replace")
 
+    def connections(self, name: str) -> int:
+        """How often a site's node has been let in."""
+        log = self.folder / name / "state" / "node.log"
+        return log.read_text(errors="replace").count("SuperNode ID:") if log.exists() else 0
+
     def close(self) -> None:
         """End everything, politely first."""
         for process in self.started:

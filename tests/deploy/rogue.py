@@ -16,6 +16,7 @@ import torch
 
 from fedshift import files
 from fedshift.engines.flower import apps, codec, guard, serving
+from fedshift.engines.flower.apart import Apart
 from fedshift.engines.flower.codec import Message, Packet, Piece
 
 HEAD = "model/head.weight"
@@ -41,10 +42,12 @@ class Rogue:
             (self.home / "stopped").touch()
             time.sleep(3600)
         if fault == "hang":
+            (self.home / "hang.begun").touch()
             time.sleep(3600)
-        if fault.startswith("slow"):
-            (self.home / f"{fault}.begun").touch()
-            time.sleep(float(fault.split("-")[1]))
+        if fault.startswith("until"):  # somebody says go, or so many seconds
+            last = time.monotonic() + float(fault.split("-")[1])
+            while time.monotonic() < last and not (self.home / "go").exists():
+                time.sleep(0.2)
         found = self.site.answer(packet)
         return SPOIL[fault](found) if fault in SPOIL else found
 
@@ -55,7 +58,6 @@ def tensor(packet: Packet, name: str, value: torch.Tensor) -> Packet:
 
 
 def pickled(packet: Packet) -> Packet:
-    apps._STYPE = "numpy.ndarray"  # what Flower itself would open
     bomb = Piece("object", (1,), pickle.dumps(os.getcwd))
     return dataclasses.replace(packet, pieces={**packet.pieces, HEAD: bomb})
 
@@ -75,7 +77,18 @@ SPOIL = {
 }
 
 
-client = apps.client_app(lambda node: Rogue(serving.site(node)), alone=True)
+def client():
+    """The app of one message."""
+    site = Apart(lambda node, packet: Rogue(serving.site()).answer(packet))
+
+    def answer(node, packet: Packet) -> Packet:
+        found = site(node, packet)
+        if any(piece.dtype == "object" for piece in found.pieces.values()):
+            apps._STYPE = "numpy.ndarray"  # what Flower itself would open
+        return found
+
+    return apps.client_app(answer)
+
 
 if __name__ == "__main__":
     guard.main(sys.argv.pop(1), client)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from fedshift import files
-from fedshift.engines.flower import certs, deploy
+from fedshift.engines.flower import certs, deploy, local, simulation
+from fedshift.engines.flower.simulation import Simulation
 from tests.deploy import cases
 from tests.deploy.cases import CASES
 from tests.deploy.field import NAMES, PATH, Field, settled
-from tests.toys import largest_difference
+from tests.toys import federation, largest_difference
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +39,20 @@ def deployed(field: Field):
     return field, said
 
 
+@pytest.fixture(scope="module")
+def simulator(tmp_path_factory):
+    """A simulator with the toy federation's sites, which takes one run after another."""
+    one = Simulation(local.prepare(federation(), tmp_path_factory.mktemp("simulated")))
+    yield one
+    one.close()
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_the_simulator_equals_the_loop(name):
+def test_the_simulator_equals_the_loop(name, request, monkeypatch):
+    if name != CASES[0]:  # starting one takes ten seconds: the first case does it for itself
+        one = request.getfixturevalue("simulator")
+        there = SimpleNamespace(ask=one.ask, close=lambda: None)
+        monkeypatch.setattr(simulation, "Simulation", lambda sites, scratch: there)
     one, other = cases.loop(name), cases.run(name, engine="flower")
     assert other.engine_name == "flower"
     assert largest_difference(one.progress.server.model, other.progress.server.model) < 1e-9

@@ -14,28 +14,35 @@ from tests.engines.flower.sites import serve
 from tests.methods.test_battery import PROTOCOL
 from tests.toys import federation, largest_difference
 
-KILLED, ROUNDS, LIMIT = 10, 17, 100  # Flower notices a dead process after 64 s
-FAULTS = {2: "nan", 3: "shape", 4: "name", 5: "pickle", 6: "huge", 7: "raise", 8: "die", 9: "hang"}
+LIMIT = 400  # seconds of a round: a gigabyte takes 40, and more where other things run
+HANG = 30  # seconds of a round in which a site hangs
+KILLED = 2  # the round in which site c is killed
+AWAY = range(3, 9)  # rounds that wait until it is back, for a while each
+WHILE = 20  # seconds
+FAULTS = dict(enumerate(("nan", "shape", "name", "pickle", "huge", "raise", "die"), 10))
+ROUNDS = 17
 REASONS = {
-    2: "not finite",
-    3: "has shape [8, 3] instead of [3, 8]",
-    4: "holds 'model/evil'",
-    5: "packed as 'numpy.ndarray', which is never",
-    6: "has shape [134217728]",
-    7: "the disk is on fire",
-    8: "its process ended",
-    9: ("no answer in time", "its process ended"),  # both happen at the limit of the round
+    "nan": "not finite",
+    "shape": "has shape [8, 3] instead of [3, 8]",
+    "name": "holds 'model/evil'",
+    "pickle": "packed as 'numpy.ndarray', which is never",
+    "huge": "has shape [134217728]",
+    "raise": "the disk is on fire",
+    "die": "its process ended: exit code 7",
 }
 
 
 @pytest.fixture(scope="module")
 def battered(field: Field):
-    """A run in which site c does something else wrong in every round, is killed and comes back."""
+    """A run in which site c is killed, comes back, and then does something else wrong each round.
+
+    The server is told early that the killed one is gone (`heartbeat`); site a holds rounds up until
+    it is back.
+    """
     os.environ["PYTHONPATH"] = PATH
     faults = {
-        # time passes until Flower lets a killed node in again
-        "a": {r: f"slow-12-{r}" for r in range(KILLED + 1, ROUNDS - 1)},
-        "c": {**FAULTS, KILLED: f"slow-60-{KILLED}"},
+        "a": dict.fromkeys(AWAY, f"until-{WHILE}"),
+        "c": {**FAULTS, KILLED: "hang"},
     }
     for name in ("a", "c"):
         folder = field.folder / name
@@ -43,7 +50,7 @@ def battered(field: Field):
         (folder / "faults.json").write_text(json.dumps(faults[name]))
     field.node("a", "tests.deploy.rogue")
     field.node("b")
-    node = field.node("c", "tests.deploy.rogue")
+    node = field.node("c", "tests.deploy.rogue", heartbeat=10)
     path = field.deployment(
         "battered",
         method="scaffold",
@@ -52,11 +59,12 @@ def battered(field: Field):
         protocol={"rounds": ROUNDS, "epochs": 1, "batch": 5, "lr": 0.1, "eps": 1e-4},
     )
     server = field.start("deploy", path, log="battered.log")
-    began = field.folder / "c" / f"slow-60-{KILLED}.begun"
-    wait_for(began.exists, 900)
+    wait_for((field.folder / "c" / "hang.begun").exists, 400)
     kill_all(node)
-    (field.folder / "c" / "faults.json").write_text("{}")
+    before = field.connections("c")
     field.node("c", "tests.deploy.rogue")
+    wait_for(lambda: field.connections("c") > before, 300)
+    (field.folder / "a" / "go").touch()
     assert server.wait(900) == 0, field.log("battered.log")
     return field, settled(field.folder / "battered" / "status.json")["rounds"]
 
@@ -65,16 +73,13 @@ def battered(field: Field):
 def test_what_went_wrong_is_said(round, battered):
     _, rounds = battered
     assert rounds[round - 1]["took_part"] == ["a", "b"]
-    reason = REASONS[round]
-    told = rounds[round - 1]["left_out"]["c"]
-    assert any(r in told for r in (reason if isinstance(reason, tuple) else (reason,))), told
+    assert REASONS[FAULTS[round]] in rounds[round - 1]["left_out"]["c"]
 
 
 def test_a_site_that_fails_is_back_in_the_next_round(battered):
     _, rounds = battered
     assert rounds[0]["took_part"] == list(NAMES)
-    hung = rounds[8]
-    assert hung["seconds"] < 2 * LIMIT, "a site that hangs must not hold up more than its round"
+    assert rounds[max(FAULTS)]["took_part"] == list(NAMES)
 
 
 def test_a_site_killed_in_a_round_comes_back_with_the_same_key(battered):
@@ -105,13 +110,13 @@ def test_a_server_that_is_killed_goes_on(battered):
     path = field.deployment(
         "killed",
         method="fedbn",
-        protocol={"rounds": 3, "epochs": 1, "batch": 5, "lr": 0.1, "eps": 1e-4},
+        protocol={"rounds": 6, "epochs": 1, "batch": 5, "lr": 0.1, "eps": 1e-4},
     )
     server = field.start("deploy", path, log="killed.log")
     status = field.folder / "killed" / "status.json"
     wait_for(lambda: settled(status).get("rounds"), 400)
     kill_all(server)
-    assert len(settled(status)["rounds"]) < 3
+    assert len(settled(status)["rounds"]) < 6
     again = field.start("deploy", path, log="again.log")
     assert again.wait(60) == 2 and "--resume" in field.log("again.log")
     again = field.start("deploy", path, "--resume", log="again.log")
@@ -120,7 +125,7 @@ def test_a_server_that_is_killed_goes_on(battered):
     loop = fs.Run(
         federation(),
         "fedbn",
-        PROTOCOL.replace(rounds=3),
+        PROTOCOL.replace(rounds=6),
         "tests.toys:ToyNet",
         dtype="float64",
         device="cpu",
@@ -130,6 +135,25 @@ def test_a_server_that_is_killed_goes_on(battered):
     ).play()
     model, _ = files.load_tensors(field.folder / "killed" / "run" / "model.safetensors")
     assert largest_difference(loop.progress.server.model, model) < 1e-9
+
+
+def test_a_site_that_hangs_holds_up_one_round(battered):
+    """And is there in the next one."""
+    field, _ = battered
+    (field.folder / "c" / "faults.json").write_text('{"1": "hang"}')
+    path = field.deployment(
+        "hung",
+        method="fedbn",
+        seconds=HANG,
+        protocol={"rounds": 2, "epochs": 1, "batch": 5, "lr": 0.1},
+    )
+    server = field.start("deploy", path, log="hung.log")
+    assert server.wait(400) == 0, field.log("hung.log")
+    first, second = settled(field.folder / "hung" / "status.json")["rounds"]
+    assert first["took_part"] == ["a", "b"] and first["seconds"] < 2 * HANG
+    told = first["left_out"]["c"]  # both happen at the limit of the round
+    assert "no answer in time" in told or f"it took longer than {HANG} s" in told
+    assert second["took_part"] == list(NAMES)
 
 
 PLAIN = {"ca": "", "certificate": "", "key": ""}

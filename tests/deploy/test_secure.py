@@ -10,6 +10,7 @@ from fedshift import files
 from fedshift.engines.flower import local
 from fedshift.engines.flower.secagg.terms import Secure
 from fedshift.engines.flower.server import ServerRun
+from tests.cli.calling import QUICK, call, write_npz
 from tests.deploy import cases
 from tests.deploy.field import NAMES, PATH, Field, kill_all, settled, wait_for
 from tests.engines.flower.sites import serve
@@ -28,7 +29,7 @@ def killed(field: Field):
     files.write_json(field.folder / "c" / "faults.json", {str(KILLED): "stop-mask"})
     field.node("a", require_secure=True, peers=str(field.certs))
     field.node("b", require_secure=True, peers=str(field.certs))
-    node = field.node("c", "tests.deploy.rogue")
+    node = field.node("c", "tests.deploy.rogue", heartbeat=10)  # soon known to be gone
     path = field.deployment(
         "secure",
         method="scaffold",
@@ -67,8 +68,8 @@ def test_sites_that_demand_it_refuse_a_run_without_it(killed):
     field, _ = killed
     path = field.deployment(
         "plain",
+        sites=["a", "b"],  # c is gone: nobody waits for it
         seconds=45,
-        wait=5,
         protocol={"rounds": 1, "epochs": 1, "batch": 5, "lr": 0.1},
     )
     server = field.start("deploy", path, log="plain.log")
@@ -99,3 +100,19 @@ def test_the_simulator_equals_the_loop(tmp_path):
     ).play()
     one = cases.loop("fedbn")
     assert largest_difference(one.progress.server.model, run.progress.server.model) < 1e-9
+
+
+def test_the_command_line_plays_it_to_its_end(tmp_path, capsys):
+    """On the local simulator, within what summing whole multiples of a step costs."""
+    data = write_npz(tmp_path / "data.npz", ("a", "b", "c"))
+    words = ("run", "fedavg", "--data", data, *QUICK, "--dtype", "float64", "--json", "--engine")
+    plain = call(capsys, *words, "loop", "--out", tmp_path / "plain").json
+    found = call(capsys, *words, "flower", "--secure", "--out", tmp_path / "secure").json
+    assert found["engine"] == "flower" and found["rounds"] == plain["rounds"] == 2
+    assert found["per_client"] == pytest.approx(plain["per_client"])
+    summed, each = (
+        files.load_tensors(tmp_path / name / "model.safetensors")[0] for name in ("secure", "plain")
+    )
+    assert 0 < largest_difference(summed, each) < 1e-7
+    assert list((tmp_path / "secure").glob("sites/*/state/*/opened.json")), "sites have masked"
+    assert list((tmp_path / "secure").glob("sites/*/state/*/secret/*")) == []

@@ -231,6 +231,22 @@ def _site(parser: Parser) -> None:
         help="init: a kind of content that may leave, such as parameters (may be repeated; "
         "default: all)",
     )
+    parser.add_argument(
+        "--require-secure",
+        action="store_true",
+        help="init: no upload in a run without secure aggregation",
+    )
+    parser.add_argument(
+        "--peers",
+        metavar="FOLDER",
+        help="init: the other sites' public keys, SITE.pub, for secure aggregation; made where "
+        "missing",
+    )
+    parser.add_argument(
+        "--pretrained",
+        metavar="FILE",
+        help="init: the site's copy of the weights that a run begins with",
+    )
     parser.add_argument("--once", action="store_true", help="run: give up when the connection ends")
 
 

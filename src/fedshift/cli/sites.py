@@ -44,10 +44,16 @@ def _site(args: argparse.Namespace) -> None:
     if path.exists():
         raise BadRun(f"{path} exists already: change it, or choose another name")
     table: dict[str, Any] = {"name": args.name, "data": args.data, "state": "state"}
-    table |= {n: v for n in ("server", "ca", "key") if (v := getattr(args, n))}
+    table |= {
+        n: v for n in ("server", "ca", "key", "peers", "pretrained") if (v := getattr(args, n))
+    }
     if args.allow:
         table["allow"] = args.allow
+    if args.require_secure:
+        table["require_secure"] = True
     files.write_toml(path, table)
+    if args.peers:
+        (path.parent / args.peers).expanduser().mkdir(parents=True, exist_ok=True)
     if args.key:
         from fedshift.engines.flower import certs, processes
 

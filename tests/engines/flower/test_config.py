@@ -40,6 +40,10 @@ TLS = 'ca = "ca.crt"\ncertificate = "s.crt"\nkey = "s.key"\nkeys = "keys"\n'
         (Deployment, DEPLOY + 'ca = "ca.crt"', "TLS needs all four"),
         (SiteConfig, SITE + "require_secure = 1", "give true or false"),
         (SiteConfig, SITE + 'peers = "nowhere"', "peers .* is no folder"),
+        (SiteConfig, SITE + "heartbeat = 5", "heartbeat .* is 5: give whole seconds, 10 to 1800"),
+        (SiteConfig, SITE + "heartbeat = 12.5", "heartbeat .* is 12.5: give whole seconds"),
+        (SiteConfig, SITE + "pretrained = 1", "give text"),
+        (Deployment, DEPLOY + "pretrained = true", "pretrained .* is True: give text"),
         (Deployment, DEPLOY + "secure = true", "write .secure. and below it"),
         (Deployment, DEPLOY + "[secure]\nbitz = 3", "unknown entry of .secure. .*bitz.*bits"),
         (Deployment, DEPLOY + "[secure]\nbits = 60", "secure.bits is 60: allowed is 2 to 52"),
@@ -112,6 +116,23 @@ def test_site_init_writes_a_file_that_works(tmp_path, capsys):
     assert "exists already" in capsys.readouterr().err
     assert main(["site", "init", str(tmp_path / "x.toml"), "--name", "nobody"]) == 2
     assert "needs --name and --data" in capsys.readouterr().err
+
+
+def test_site_init_writes_what_a_site_insists_on(tmp_path, capsys):
+    path = tmp_path / "site.toml"
+    words = ["site", "init", str(path), "--name", "scanner", "--data", "shifted-digits"]
+    more = ["--require-secure", "--peers", "peers", "--pretrained", "w.safetensors"]
+    assert main([*words, *more]) == 0
+    told = SiteConfig.read(path)
+    assert told.require_secure is True
+    assert told.path(told.peers) == told.identity.peers == tmp_path / "peers"
+    assert (tmp_path / "peers").is_dir(), "keys can be put there"
+    assert told.path(told.pretrained) == tmp_path / "w.safetensors"
+    path.unlink()
+    assert main(words) == 0
+    plain = SiteConfig.read(path)
+    assert (plain.require_secure, plain.peers, plain.pretrained) == (False, "", "")
+    capsys.readouterr()
 
 
 def test_status_of_nothing_and_of_a_dead_run(tmp_path, capsys):

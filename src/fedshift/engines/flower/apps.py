@@ -7,7 +7,6 @@ did not come is decided here, and nothing else.
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +17,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedshift.engines.flower import codec, roll
+from fedshift.engines.flower.apart import Answer
 from fedshift.engines.flower.codec import Packet, Piece, Rejected
-from fedshift.engines.flower.site import Site
 from fedshift.errors import BadRun
 
 _STYPE = "fedshift"  # how a tensor's bytes are to be read; Flower's own way is never used
@@ -93,25 +92,13 @@ def _index(text: object) -> list[tuple[str, str, str, tuple[int, ...], int]]:
 # ---------------------------------------------------------------------------- the site's side
 
 
-def client_app(find: Callable[[Mapping[str, Any]], Site], alone: bool) -> ClientApp:
-    """A ClientApp that lets a site answer.
-
-    Args:
-        find: the site of a node's configuration.
-        alone: the process answers one message; it ends itself when that takes too long, so that a
-            trip that hangs does not block the site for ever.
-    """
+def client_app(answer: Answer) -> ClientApp:
+    """A ClientApp that lets a site answer: a function of its node's configuration and a packet."""
     app = ClientApp()
 
     @app.train()
-    def answer(message: Message, context: Context) -> Message:
-        packet = unpack(message.content)
-        if alone:
-            limit = float(codec.head_of(packet).get("seconds", 0))
-            if limit > 0:
-                faulthandler.dump_traceback_later(limit, exit=True)
-        found = find(context.node_config).answer(packet)
-        faulthandler.cancel_dump_traceback_later()
+    def play(message: Message, context: Context) -> Message:
+        found = answer(context.node_config, unpack(message.content))
         return Message(pack(found), reply_to=message)
 
     return app

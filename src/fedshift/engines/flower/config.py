@@ -45,6 +45,10 @@ class SiteConfig:
         require_secure: what the site uploads must be summed under masks (secure aggregation).
         peers: the folder with the other sites' public keys, SITE.pub, for secure aggregation ("":
             the server is trusted to name them).
+        pretrained: its copy of the file of weights that a run may begin with ("": where the server
+            has its own).
+        heartbeat: whole seconds between signs of life; the server gives a site up after two of
+            them, and then lets its key in again.
         home: the folder that the paths are relative to.
     """
 
@@ -58,6 +62,8 @@ class SiteConfig:
     key: str = ""
     require_secure: bool = False
     peers: str = ""
+    pretrained: str = ""
+    heartbeat: int = 30
     home: Path = Path()
 
     @classmethod
@@ -72,6 +78,10 @@ class SiteConfig:
         table["allow"] = None if allow is None else tuple(allow)
         found = cls(**table, home=path.resolve().parent)
         check_tls(found.server, bool(found.ca), f"server in {path}")
+        if not isinstance(found.heartbeat, int) or not 10 <= found.heartbeat <= 1800:
+            raise BadValue(
+                f"heartbeat in {path} is {found.heartbeat}: give whole seconds, 10 to 1800"
+            )
         if found.peers and not found.path(found.peers).is_dir():
             raise BadValue(f"peers in {path} is no folder: put each site's public key there")
         return found
@@ -109,6 +119,8 @@ class Deployment:
     Args:
         sites: their names, in the order of every sum and table.
         method, set, model, stages, head, protocol, seed, dtype, device: as for a run.
+        pretrained: a .safetensors file with the weights that the model begins with, which sites
+            have too.
         privacy: fields of `fedshift.Privacy`, where updates are clipped and noised.
         name: what reports call the federation.
         address: HOST:PORT to listen at.
@@ -129,6 +141,7 @@ class Deployment:
     set: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     stages: tuple[str, ...] = ()
     head: str = ""
+    pretrained: str = ""
     protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     privacy: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seed: int = 0

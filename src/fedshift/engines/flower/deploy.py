@@ -8,8 +8,10 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from fedshift import files
 from fedshift.engines.flower import guard, processes
 from fedshift.engines.flower.config import Deployment
 from fedshift.errors import BadRun
+from fedshift.models import initial
 
 _START = 60.0  # seconds that the server may take to listen
 _POLL = 0.5
@@ -82,19 +85,18 @@ def run(
         _listening(told, process, log)
         say(f"the server listens at {told.address} (log: {log})")
         _connection(told)
-        _register(told, env)
-        _flwr(["run", str(_app(told)), "fedshift", "-c", f'token="{token}"'], env)
+        order([*_registering(told), _running(told, token)], env)
         return _follow(status, process, log, say)
 
 
 def superlink(told: Deployment) -> list[str]:
-    """The command line of the server."""
+    """The command line of the server.
+
+    It keeps messages in memory: the run's own folder is what a server that died goes on from, and
+    in a file large uploads lock out other sites and stay behind.
+    """
     host, _, port = told.address.rpartition(":")
-    found = [
-        processes.program("flower-superlink"),
-        *("--host", host, "--port", port),
-        *("--database", str(told.folder / "superlink.db")),
-    ]
+    found = [processes.program("flower-superlink"), "--host", host, "--port", port]
     if not told.ca:
         return [*found, "--insecure"]
     return [
@@ -110,7 +112,7 @@ def write(told: Deployment) -> Path:
     """The deployment with whole paths, as its processes read it."""
     table = dataclasses.asdict(told)
     del table["home"]
-    for name in ("out", "ca", "certificate", "key", "keys"):
+    for name in ("out", "ca", "certificate", "key", "keys", "pretrained"):
         table[name] = str(told.path(table[name])) if table[name] else ""
     for name in ("sites", "stages"):
         table[name] = list(table[name])
@@ -125,6 +127,8 @@ def _check(told: Deployment) -> None:
         name = getattr(told, what)
         if name and not told.path(name).is_file():
             raise BadRun(f"{what}, {told.path(name)}, does not exist: see fedshift certs")
+    if told.pretrained:
+        initial.digest(str(told.path(told.pretrained)))
     for site in told.sites if told.keys else ():
         if not _public(told, site).is_file():
             raise BadRun(
@@ -181,32 +185,39 @@ def _app(told: Deployment) -> Path:
     return folder
 
 
-def _register(told: Deployment, env: Mapping[str, str]) -> None:
-    """Make the sites' keys known, each under its site's name."""
-    for site in told.sites if told.keys else ():
-        words = ["supernode", "register", str(_public(told, site)), "fedshift", "--name", site]
-        _flwr(words, env, fine="already")
+def _registering(told: Deployment) -> list[list[str]]:
+    """Commands that make the sites' keys known, each under its site's name."""
+    return [
+        ["supernode", "register", str(_public(told, site)), "fedshift", "--name", site]
+        for site in (told.sites if told.keys else ())
+    ]
 
 
-def _flwr(words: list[str], env: Mapping[str, str], fine: str = "") -> dict[str, Any]:
-    """One of Flower's commands; `fine` stands in failures that do not matter."""
+def _running(told: Deployment, token: str) -> list[str]:
+    """The command that starts the run."""
+    return ["run", str(_app(told)), "fedshift", "-c", f'token="{token}"']
+
+
+def order(commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> None:
+    """Give Flower commands, one after another; the first that fails is told."""
     done = subprocess.run(
-        [processes.program("flwr"), *words, "--format", "json"],
+        [sys.executable, "-m", "fedshift.engines.flower.orders"],
         env=dict(env),
+        input=json.dumps([[*words, "--format", "json"] for words in commands]),
         capture_output=True,
         text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=120,
+        timeout=120 + 5 * len(commands),
     )
-    text = f"{done.stdout}\n{done.stderr}"
-    try:
-        found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
-    except ValueError:
-        found = {}
-    if found.get("success") is True or (fine and fine in text.lower()):
-        return found
-    reason = found.get("error-message") or " ".join(text.split())
-    raise BadRun(f"flwr {' '.join(words[:2])} failed: {reason[:300]}")
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    for words, (printed, raised) in zip_longest(commands, answers, fillvalue=("", done.stderr)):
+        try:
+            found = json.loads(printed[printed.index("{") :])
+        except ValueError:
+            found = {}
+        if found.get("success") is not True:
+            said = str(found.get("error-message") or f"{printed} {raised}"[-300:])
+            reason = " ".join(said.split())[:300]
+            raise BadRun(f"flwr {' '.join(words[:2])} failed: {reason}")
 
 
 def _follow(

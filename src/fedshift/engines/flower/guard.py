@@ -66,10 +66,11 @@ def replace(module: str, name: str, value: Any) -> None:
 
 
 def main(role: str, app: Any) -> None:
-    """Run one task of Flower's with our own app."""
+    """Run one task of Flower's with our own app (of a site: with the app that a function makes)."""
     if role == "site":
+        made = app()  # before Flower starts threads
         runs = "flwr.supernode.runtime.run_clientapp"
-        replace(runs, "get_load_client_app_fn", lambda **_: lambda *_: app)
+        replace(runs, "get_load_client_app_fn", lambda **_: lambda *_: made)
         replace(runs, "install_from_fab", lambda *_, **__: None)
         importlib.import_module("flwr.supernode.cli.flwr_clientapp").flwr_clientapp()
     else:

@@ -12,7 +12,7 @@ from fedshift.engines.flower import guard, processes
 from fedshift.engines.flower.config import SiteConfig
 from fedshift.errors import BadRun
 
-_FIRST, _LAST = 5.0, 60.0  # seconds between attempts
+_FIRST, _LAST = 2.0, 60.0  # seconds between attempts
 _TAIL = 4000  # bytes of a log that may say why a node ended
 
 
@@ -46,7 +46,8 @@ def run(
             began, size = time.monotonic(), log.stat().st_size if log.exists() else 0
             with processes.started(command(site, once), env, log) as process:
                 code = process.wait()
-            reason = why(log, size) or f"its node ended with code {code}"
+            told = "as when the server was started anew" if code == 0 else f"with code {code}"
+            reason = why(log, size) or f"its node ended, {told}"
             if once:
                 raise BadRun(f"site '{site.name}': {reason}")
             if time.monotonic() - began > _LAST:
@@ -59,7 +60,7 @@ def run(
 def command(site: SiteConfig, once: bool = False) -> list[str]:
     """The command line of a site's node, which tries for ever to reach its server, or not."""
     found = [
-        processes.program("flower-supernode"),
+        *(sys.executable, "-m", "fedshift.engines.flower.calling", str(site.heartbeat)),
         *("--superlink", site.server),
         *("--host", "127.0.0.1"),
         *("--port", str(processes.free_port())),
@@ -93,7 +94,10 @@ def why(log: Path, since: int) -> str:
         file.seek(max(since, log.stat().st_size - _TAIL))
         text = re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode(errors="replace"))
     if "2004" in text or "Failed to activate SuperNode" in text:
-        return "the server refused its key: have it registered (its .pub file, at the server)"
+        return (
+            "the server refused its key: have it registered (its .pub file, at the server); or a "
+            "node with this key was connected a moment ago, and counts as there for a while"
+        )
     if "Exit Code: 305" in text:
         return "it cannot connect to the server (not there, or one of the two without TLS)"
     for line in reversed(text.splitlines()):

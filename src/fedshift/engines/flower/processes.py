@@ -63,7 +63,7 @@ def started(
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=die_with_parent,
         )
     try:
         yield process
@@ -117,5 +117,7 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt("stopped")
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+def die_with_parent(how: signal.Signals = signal.SIGTERM) -> None:
+    """Let the system end this process when the one that started it is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, how)

@@ -14,10 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fedshift import files, methods
 from fedshift.engines.flower import roll
+from fedshift.engines.flower.apart import Apart
 from fedshift.engines.flower.apps import GridCarrier, client_app, server_app
 from fedshift.engines.flower.codec import Rejected
 from fedshift.engines.flower.config import Deployment, SiteConfig
@@ -35,7 +37,7 @@ DEPLOYMENT = "FEDSHIFT_DEPLOYMENT"
 TOKEN = "FEDSHIFT_TOKEN"
 
 
-def site(node: Mapping[str, Any]) -> Site:
+def site() -> Site:
     """The site of this machine."""
     told = SiteConfig.read(Path(os.environ[SITE]))
     return Site(
@@ -46,6 +48,7 @@ def site(node: Mapping[str, Any]) -> Site:
         told.device,
         told.require_secure,
         told.identity,
+        told.path(told.pretrained) if told.pretrained else None,
     )
 
 
@@ -107,6 +110,7 @@ def server_run(
         "warn": status.warn,
     }
     folder = told.folder / "run"
+    weights = str(told.path(told.pretrained)) if told.pretrained else ""
     if (folder / "config.toml").exists():
         _check_as_begun(folder, options["secure"])
         found = ServerRun.resume(folder, federation, **options)
@@ -116,7 +120,7 @@ def server_run(
         federation,
         methods.make(told.method, told.set),
         Protocol(**told.protocol),
-        ModelSpec.of(told.model, told.stages, told.head),
+        ModelSpec.of(told.model, told.stages, told.head, pretrained=weights),
         seed=told.seed,
         device=told.device,
         dtype=told.dtype,
@@ -189,5 +193,10 @@ class Status:
         files.write_json(self._path, {**self._now, "time": time.time()})
 
 
-client = client_app(site, alone=True)
+def _client() -> ClientApp:
+    """The site's app, for one message."""
+    return client_app(Apart(lambda node, packet: site().answer(packet)))
+
+
+client = _client  # assigned, for so Flower looks for what a bundle names
 server = server_app(play)

@@ -76,18 +76,23 @@ class Simulation:
             self._grids.put(grid)
             self._over.wait()
 
-        def find(node: Mapping[str, Any]) -> Site:
-            site = sites[int(node["partition-id"])]
-            return Site(site.name, site.federation, site.path(site.state), device=site.device)
+        def answer(node: Mapping[str, Any], packet: Packet) -> Packet:
+            told = sites[int(node["partition-id"])]
+            site = Site(told.name, told.federation, told.path(told.state), device=told.device)
+            return site.answer(packet)
 
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # it announces its successor at every call
                 run_simulation(
                     server_app=server_app(play),
-                    client_app=client_app(find, alone=False),
+                    client_app=client_app(answer),
                     num_supernodes=len(sites),
-                    backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+                    backend_config={
+                        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                        # what sites have to say stands in their answers
+                        "init_args": {"logging_level": logging.ERROR, "log_to_driver": False},
+                    },
                 )
         except BaseException as error:
             self._grids.put(error)

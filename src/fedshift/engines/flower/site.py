@@ -31,7 +31,7 @@ from fedshift.engines.flower.secagg.member import NOBODY, Member
 from fedshift.engines.flower.secagg.terms import Secure
 from fedshift.engines.flower.shelf import Shelf
 from fedshift.engines.loop import Loop
-from fedshift.errors import BadData, FedshiftError
+from fedshift.errors import BadData, BadRun, FedshiftError
 from fedshift.federation import Client, Federation
 from fedshift.method import Stage, State
 from fedshift.plan import Plan
@@ -62,6 +62,8 @@ class Site:
         device: where it computes.
         require_secure: what it uploads must be summed under masks.
         identity: its own key and the other sites', for secure aggregation.
+        pretrained: its copy of the weights that a run may begin with (None: it is where the run's
+            description says).
     """
 
     def __init__(
@@ -73,7 +75,9 @@ class Site:
         device: str = "cpu",
         require_secure: bool = False,
         identity: Identity = NOBODY,
+        pretrained: Path | None = None,
     ) -> None:
+        self._pretrained = pretrained
         self._identity = identity
         self._require_secure = require_secure
         self.name = name
@@ -151,7 +155,7 @@ class Site:
         text = json.dumps(config, sort_keys=True)
         if self._built is None or self._built[0] != text:
             federation, client = self._own()
-            plan = plan_of(config, self.state, self._device)
+            plan = plan_of(self._with_weights(config), self.state, self._device)
             if self.name not in plan.facts.clients:
                 raise Rejected(f"the run knows no site '{self.name}'")
             if list(federation.classes) != config["facts"]["classes"]:
@@ -160,6 +164,19 @@ class Site:
             built = _Built(plan, config["seed"], initial, Loop(plan, [client.train]))
             self._built = text, built
         return self._built[1]
+
+    def _with_weights(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The configuration with this site's copy of the weights that the run begins with."""
+        network = config["network"]
+        if not network.get("pretrained"):
+            return config
+        path = self._pretrained or Path(network["pretrained"])
+        if not path.is_file():
+            raise BadRun(
+                f"the run begins with the weights of a file, and site '{self.name}' has no "
+                f"{path.name}: get it from the server, and name it in the site's file (pretrained)"
+            )
+        return {**config, "network": {**network, "pretrained": str(path)}}
 
     # -- a round -------------------------------------------------------------------------------
 
