@@ -135,9 +135,8 @@ def _unstackable(plan: Plan) -> str:
 
 
 def _gains(plan: Plan, federation: Federation, chunk: int) -> bool:
-    """On a GPU stacking pays as long as several clients fit at a time."""
-    clients = plan.protocol.participants(len(federation.clients))
-    return clients > 1 and resident(plan, federation) and (chunk or fitting(plan)) > 1
+    """On a GPU stacking pays even for one client at a time, since its steps are replayed."""
+    return resident(plan, federation) and (chunk or fitting(plan)) >= 1
 
 
 def _workers(

@@ -40,7 +40,7 @@ class Stacked:
         pool = Pool.of([c.train for c in federation.clients], plan.device)
         longest = max(plan.protocol.local_work(len(c.train)) for c in federation.clients)
         kind = Replayed if plan.device.type == "cuda" else Trip
-        self.chunk = chunk or fitting(plan)
+        self.chunk = chunk or max(1, fitting(plan))
         self._trip = kind(plan, pool, mapped=True)
         if isinstance(self._trip, Replayed):
             self._trip.longest = longest
@@ -121,7 +121,7 @@ def fitting(plan: Plan) -> int:
         plan.model.head(plan.model.features(x)).sum()  # type: ignore[operator]
     activations = max(0, torch.cuda.max_memory_allocated(plan.device) - held) + sum(patches)
     one = 6 * nbytes(plan.tensors) + 3 * len(plan.phases) * activations
-    return max(1, int(_SHARE * free / max(1, one)))
+    return int(_SHARE * free / max(1, one))
 
 
 @contextmanager
