@@ -1,4 +1,4 @@
-"""A worker process: `python -m fedshift.engines.worker SOCKET DOWN DATA UP` (see `workers`).
+"""A worker process: `python -m fedshift.engines.worker SOCKET DOWN DATA UP …` (see `workers`).
 
 It builds the same plan as its parent from names and numbers, then plays one trip per message. It
 ends when the socket closes or its parent dies, and leaves Ctrl-C to its parent.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import json
 import signal
 import socket
@@ -68,7 +69,8 @@ def _player(opening: dict[str, Any], handles: list[int]) -> Any:
     from fedshift.trip import Job
 
     torch.set_num_threads(1)
-    down, data, up = (Arena(h) for h in handles[1:])
+    down, data, *ups = (Arena(h) for h in handles[1:])
+    turns = itertools.cycle(ups)  # an answer is read before its arena's next turn
 
     def fetch(where: dict[str, Any]) -> torch.Tensor:
         return from_file(*where["file"]) if "file" in where else data.read(where["place"])
@@ -113,7 +115,7 @@ def _player(opening: dict[str, Any], handles: list[int]) -> Any:
             "kept": result.kept[0],
             "losses": result.losses,
         }
-        places = iter(up.write([t for tree in named.values() for t in tree.values()]))
+        places = iter(next(turns).write([t for tree in named.values() for t in tree.values()]))
         answer: dict[str, Any] = {
             name: {n: next(places) for n in tree} for name, tree in named.items()
         }

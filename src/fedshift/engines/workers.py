@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from fedshift.tree import Tree
 from fedshift.trip import Job, Result
 
 _PATIENCE = 1.0  # seconds that workers get to end by themselves
+_AHEAD = 2  # trips that a worker knows of, so that it never waits for the next
 
 
 class Workers:
@@ -89,23 +91,29 @@ class Workers:
             raise
 
     def play(self, jobs: Sequence[Job]) -> Result:
-        """Give each free worker the next trip; results keep the order of the jobs."""
+        """Give the trips to the workers, the longest first; results keep the order of the jobs."""
         messages = self._publish(jobs)
         whole = Gathered(len(jobs))
-        waiting = list(range(len(jobs)))[::-1]
-        busy: dict[_Worker, int] = {}
-        free = list(self._all)
-        while waiting or busy:
-            while waiting and free:
-                worker, k = free.pop(), waiting.pop()
-                worker.send(messages[k])
-                busy[worker] = k
-            ready, _, _ = select.select(list(busy), [], [])
+        waiting = sorted(range(len(jobs)), key=lambda k: jobs[k].steps)
+        while True:
+            self._hand_out(waiting, messages)
+            busy = [w for w in self._all if w.trips]
+            if not busy:
+                return whole.result([j.client for j in jobs])
+            ready, _, _ = select.select(busy, [], [])
             for worker in ready:
-                k = busy.pop(worker)
-                worker.answer(jobs[k].client, k, whole)
-                free.append(worker)
-        return whole.result([j.client for j in jobs])
+                worker.read()
+                while worker.heard:
+                    worker.answer(whole)
+
+    def _hand_out(self, waiting: list[int], messages: Sequence[dict[str, Any]]) -> None:
+        """A trip for every worker, and one more to go on with while there are enough."""
+        for depth in range(_AHEAD):
+            for worker in self._all:
+                enough = depth == 0 or len(waiting) >= len(self._all)
+                if waiting and enough and len(worker.trips) == depth:
+                    k = waiting.pop()
+                    worker.give(k, messages[k])
 
     def close(self) -> None:
         """End the processes: politely, then not."""
@@ -152,12 +160,17 @@ _PLAIN = ("client", "round", "lr", "key", "place", "samples", "steps")
 
 
 class _Worker:
-    """One process, a socket to talk to it, and the arena that it answers in."""
+    """One process, a socket to talk to it, and the arenas that it answers in, one after another.
+
+    `trips` are those that it was given and has not answered: their numbers and clients.
+    """
 
     def __init__(self, down: Arena, data: Arena) -> None:
-        self._up = Arena()
+        self.trips: deque[tuple[int, str]] = deque()
+        self._ups = deque(Arena() for _ in range(_AHEAD))
+        self._heard = b""
         here, there = socket.socketpair()
-        handles = (there.fileno(), down.handle, data.handle, self._up.handle)
+        handles = (there.fileno(), down.handle, data.handle, *(up.handle for up in self._ups))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fedshift.engines.worker", *map(str, handles)],
@@ -168,26 +181,42 @@ class _Worker:
         )
         there.close()
         self._socket = here
-        self._lines = here.makefile("rb")
 
     def fileno(self) -> int:
         """For `select`."""
         return self._socket.fileno()
+
+    def give(self, k: int, message: dict[str, Any]) -> None:
+        """Give it trip k."""
+        self.trips.append((k, message["client"]))
+        self.send(message)
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one message."""
         try:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            raise self._gone(message.get("client", "")) from None
+            raise self._gone() from None
 
-    def receive(self, client: str = "") -> dict[str, Any]:
-        """The next answer, or the error that the worker met."""
-        line = b""
+    def read(self) -> None:
+        """Take in what has come, at least something."""
+        found = b""
         with contextlib.suppress(OSError):  # reset: it died before it read its message
-            line = self._lines.readline()
-        if not line.endswith(b"\n"):
-            raise self._gone(client)
+            found = self._socket.recv(1 << 20)
+        if not found:
+            raise self._gone()
+        self._heard += found
+
+    @property
+    def heard(self) -> bool:
+        """Whether a whole answer is here."""
+        return b"\n" in self._heard
+
+    def receive(self) -> dict[str, Any]:
+        """The next answer, or the error that the worker met."""
+        while not self.heard:
+            self.read()
+        line, _, self._heard = self._heard.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             kind = getattr(errors, answer["kind"], None)
@@ -195,15 +224,24 @@ class _Worker:
                 error = FedshiftError.__new__(kind)
                 Exception.__init__(error, answer["error"])
                 raise error
+            client = self._training
             who = f"client '{client}' failed in a worker process" if client else _NOT_STARTED
             raise RuntimeError(f"{who}:\n{answer['error']}")
         return answer
 
-    def answer(self, client: str, k: int, whole: Gathered) -> None:
-        """Take the result of a trip out of the arena, as entry k of the round's."""
-        answer = self.receive(client)
+    @property
+    def _training(self) -> str:
+        """Whose trip it plays ("": nobody's)."""
+        return self.trips[0][1] if self.trips else ""
+
+    def answer(self, whole: Gathered) -> None:
+        """Take the result of its next trip out of the arena."""
+        answer = self.receive()
+        k, client = self.trips.popleft()
+        up = self._ups[0]
+        self._ups.rotate(-1)
         trees: dict[str, Tree] = {
-            name: {n: self._up.read(place) for n, place in answer[name].items()}
+            name: {n: up.read(place) for n, place in answer[name].items()}
             for name in ("model", "extras", "kept", "losses")
         }
         result = Result(
@@ -221,7 +259,6 @@ class _Worker:
         """Tell the process that nothing more will come."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._lines.close()
         self._socket.close()
 
     def end(self, patience: float) -> None:
@@ -232,7 +269,8 @@ class _Worker:
             self._process.kill()
             self._process.wait()
 
-    def _gone(self, client: str) -> BadRun:
+    def _gone(self) -> BadRun:
+        client = self._training
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_PATIENCE)
         code = self._process.poll()
