@@ -183,7 +183,7 @@ def test_if_all_are_the_run_stops_with_the_last_good_state(engine, checkpoint_ev
         "every client has NaN or infinite values in round 2: lower the learning rate (--lr) or "
         f"clip gradients (--clip); the state before that round is in {tmp_path}"
     )
-    saved = checkpoint.load(tmp_path / "checkpoint", run._fingerprint())
+    saved = checkpoint.load(tmp_path / "checkpoint", run._folder.fingerprint)
     assert saved.done == 1 and tree.finite(saved.server.model)
     again = Run.resume(tmp_path, federation(), run.spec, method, warn=lambda message: None)
     assert [tree.digest(state(again))] == good
@@ -209,5 +209,5 @@ def test_a_server_that_overflows_stops_before_it_saves(tmp_path):
     run = start(BadServer(), PROTOCOL, out=tmp_path)
     with pytest.raises(BadRun, match=r"the server's model has NaN .* in round 2: lower"):
         run.play()
-    saved = checkpoint.load(tmp_path / "checkpoint", run._fingerprint())
+    saved = checkpoint.load(tmp_path / "checkpoint", run._folder.fingerprint)
     assert saved.done == 1 and tree.finite(saved.server.model)

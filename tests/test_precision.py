@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedshift as fs
-from fedshift.run import precision
+from fedshift.plan import precision
 
 PROTOCOL = fs.Protocol(rounds=1, steps=1, batch=8)
 

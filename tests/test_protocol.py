@@ -9,7 +9,7 @@ import pytest
 import fedshift as fs
 from fedshift import Protocol, data
 from fedshift.errors import BadValue
-from fedshift.run import recommended_protocol
+from fedshift.recommended import recommended_protocol
 from tests.methods.test_battery import start
 
 

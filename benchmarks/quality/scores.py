@@ -10,7 +10,7 @@ import torch
 import fedshift as fs
 from fedshift import methods
 from fedshift.hparam import hypers
-from fedshift.run import recommended_protocol
+from fedshift.recommended import recommended_protocol
 
 DATA = "shifted-digits"
 Scores = dict[str, Any]

@@ -21,10 +21,11 @@ from fedshift.method import Method
 from fedshift.models import ModelSpec
 from fedshift.privacy import Privacy
 from fedshift.protocol import Protocol
+from fedshift.recommended import recommended_model, recommended_protocol
 from fedshift.report import Report
 from fedshift.report.read import RunRecord
 from fedshift.resume import needed, privacy_of
-from fedshift.run import Run, recommended_model, recommended_protocol
+from fedshift.run import Run
 
 Play = Callable[[Sequence[Run]], object]
 CONFIG = "config.toml"

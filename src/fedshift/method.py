@@ -139,6 +139,14 @@ class Stage:
     everyone: bool = False
     epochs: int = 0
 
+    def steps(self, protocol: Protocol, n: int) -> int:
+        """Local steps of a round for a client of n training samples.
+
+        >>> Stage("warm-up", 1, "visit", epochs=3).steps(Protocol(batch=10), n=25)
+        9
+        """
+        return self.epochs * protocol.epoch_length(n) if self.epochs else protocol.local_work(n)
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -31,6 +32,21 @@ DTYPES = {
     "bf16": torch.float32,  # of weights and sums; layers compute in bfloat16
     "tf32": torch.float32,  # of which products on a GPU look at the first 10 bits of each factor
 }
+
+
+@contextmanager
+def precision(dtype: str = "float32") -> Iterator[None]:
+    """Let GPUs compute float32 in TF32 where it was asked for alone.
+
+    torch allows it for convolutions by default.
+    """
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32 = matmul.allow_tf32 = dtype == "tf32"
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from hashlib import sha256
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,20 +29,21 @@ from fedshift.engines.flower.secagg.terms import Secure
 from fedshift.engines.loop import one_thread
 from fedshift.engines.stacked import Stacked
 from fedshift.errors import BadRun, BadValue
-from fedshift.federation import Client, Federation
+from fedshift.federation import Federation
+from fedshift.folder import Folder
 from fedshift.kept import Kept
 from fedshift.lines import Line as Line
 from fedshift.method import Method, Stage, State
 from fedshift.models import ModelSpec
+from fedshift.oddities import oddities
+from fedshift.plan import precision
 from fedshift.privacy import Privacy
 from fedshift.protocol import Protocol
+from fedshift.recommended import recommended_model, recommended_protocol
 from fedshift.report import Report
 from fedshift.report.read import record
 from fedshift.tree import Tree, pick
 from fedshift.trip import Job, Result
-
-_TOLD = 10  # so many clients get a warning each, more get one together
-_LEFT = re.compile(r"\.tmp-\d+-\d+")  # names of `fedshift.files` for what is not whole yet
 
 
 class FedshiftWarning(UserWarning):
@@ -117,6 +115,7 @@ class Run:
         self.seed = seed
         self.dtype = dtype
         self.out = None if out is None else Path(out)
+        self._folder = None if self.out is None else Folder(self.out)
         self.hold_out = tuple(hold_out)
         self.checkpoint_every = checkpoint_every
         self.secure = secure
@@ -133,7 +132,8 @@ class Run:
         self.whole = federation
         rest = federation.without(self.hold_out) if self.hold_out else federation
         self.federation = rest.pooled() if self.method.pooled else rest
-        self._check_data()
+        for sentence in oddities(self.federation, self.protocol, self.method.pooled):
+            self._warn(sentence)
         spec = ModelSpec.of(recommended_model(federation) if model is None else model)
         self.spec = spec
         facts = self.federation.facts()
@@ -171,7 +171,6 @@ class Run:
         self._ledger = self._check_privacy()
         self._check_secure()
         self._engine: Engine | None = None
-        self._opened = False
         self._began = time.monotonic()
 
     # -- playing -------------------------------------------------------------------------------
@@ -207,8 +206,7 @@ class Run:
 
     def begin(self) -> None:
         """Open the folder, where there is one, and start the clock."""
-        if self.out is not None and not self._opened:
-            self._open_folder()
+        self._open_folder()
         self._began = time.monotonic() - self.progress.seconds
 
     @property
@@ -307,7 +305,7 @@ class Run:
                     kept=now.kept.own(name),
                     place=self._place[name],
                     samples=n,
-                    steps=local_work(self.protocol, stage, n),
+                    steps=stage.steps(self.protocol, n),
                 )
             )
         return jobs
@@ -537,69 +535,38 @@ class Run:
 
     def save(self) -> None:
         """Write a checkpoint now."""
-        if self.out is None:
-            return
-        if not self._opened:
+        if self._folder is not None:
             self._open_folder()
-        checkpoint.save(self.out / "checkpoint", self.progress, self._fingerprint())
-
-    def _fingerprint(self) -> str:
-        assert self.out is not None
-        return sha256(files.read_text(self.out / "config.toml").encode()).hexdigest()
+            checkpoint.save(self._folder.checkpoints, self.progress, self._folder.fingerprint)
 
     def _open_folder(self) -> None:
-        assert self.out is not None
-        if _occupied(self.out):
-            raise BadRun(
-                f"'{self.out}' holds something already: choose another folder with --out, or "
-                f"continue a run that is in it with: {files.resuming(self.out)}"
-            )
-        files.write_toml(self.out / "config.toml", self.config())
-        self._opened = True
+        if self._folder is not None and not self._folder.opened:
+            self._folder.open(self.config())
 
     def _record(self, found: list[Line]) -> None:
-        if self.out is not None:
-            files.append_lines(self.out / "metrics.jsonl", found)
+        if self._folder is not None:
+            self._folder.add(found)
         self.lines += found
 
     def _metrics_size(self) -> int:
-        path = None if self.out is None else self.out / "metrics.jsonl"
-        return path.stat().st_size if path is not None and path.exists() else 0
+        return 0 if self._folder is None else self._folder.size
 
     def save_interrupted(self) -> str:
         """Save what there is; the sentence that says how to go on."""
-        if self.out is None:
+        if self._folder is None:
             return "interrupted; the run has no folder, so nothing was saved"
-        self._cut_metrics()
+        self.lines = self._folder.cut(self.progress.metrics)
         self.save()
-        return f"interrupted; continue with: {files.resuming(self.out)}"
-
-    def _cut_metrics(self) -> None:
-        """Drop the lines of rounds after the last one that counts."""
-        assert self.out is not None
-        path = self.out / "metrics.jsonl"
-        size = path.stat().st_size if path.exists() else 0
-        if size < self.progress.metrics:
-            raise BadRun(
-                f"{path} is missing or shorter than its checkpoint says: restore it, or start anew "
-                "in another folder"
-            )
-        if size > self.progress.metrics:
-            files.cut(path, self.progress.metrics)
-        self.lines = files.read_lines(path, whole=True) if path.exists() else []
+        return f"interrupted; continue with: {files.resuming(self._folder.path)}"
 
     def finish(self) -> None:
         """Write the selected model and what clients keep."""
-        if self.out is None:
+        if self._folder is None:
             return
         model, kept = self.selected
-        meta = {"method": self.method.name, "model": self.spec.name}
-        files.save_tensors(self.out / "model.safetensors", model, meta)
-        for client, own in kept.touched.items():
-            if own and not self._elsewhere:  # what sites keep they have saved themselves
-                files.save_tensors(
-                    self.out / "personal" / f"{client}.safetensors", own, {**meta, "client": client}
-                )
+        personal = {} if self._elsewhere else kept.touched  # what sites keep they have saved
+        about = {"method": self.method.name, "model": self.spec.name}
+        self._folder.finish(model, personal, about)
 
     # -- beginning and continuing --------------------------------------------------------------
 
@@ -627,16 +594,16 @@ class Run:
 
         out = Path(folder)
         run = rebuild(cls, out, federation, model, method, options)
-        for place in (out, out / "personal"):
-            files.sweep(place)
-        saved = checkpoint.load(out / "checkpoint", run._fingerprint())
+        home = run._folder
+        assert home is not None
+        home.reopen()
+        saved = checkpoint.load(home.checkpoints, home.fingerprint)
         if saved is not None:
-            checkpoint.check(out / "checkpoint", saved, run.progress)
+            checkpoint.check(home.checkpoints, saved, run.progress)
             run.progress = _on_device(saved, run.device)
             run._warned = []  # what was warned of at the start stands in the first round's line
             run._recount()
-        run._opened = True
-        run._cut_metrics()
+        run.lines = home.cut(run.progress.metrics)
         return run
 
     def _start_engine(self) -> Engine:
@@ -703,100 +670,11 @@ class Run:
     def _rebuildable(self) -> bool:
         return self.spec.rebuildable and all(methods.spec_of(p) for p in self.method.parts)
 
-    def _check_data(self) -> None:
-        clients = self.federation.clients
-        if self.protocol.participation > len(clients) and not self.method.pooled:
-            self._warn(
-                f"{self.protocol.participation:g} clients were to take part in a round, but "
-                f"'{self.federation.name}' trains {len(clients)}: all take part"
-            )
-        small = [c for c in clients if 0 < len(c.train) < self.protocol.batch]
-        self._warn_of_each(
-            small,
-            lambda c: (
-                f"client '{c.name}' has {len(c.train)} training samples, fewer than "
-                f"a batch of {self.protocol.batch}: its batches repeat samples"
-            ),
-        )
-        many = len(self.federation.classes) > 1
-        self._warn_of_each(
-            [c for c in clients if many and _one_class(c)],
-            lambda c: (
-                f"client '{c.name}' has training samples of one class alone: "
-                "its own model will know no other"
-            ),
-        )
-
-    def _warn_of_each(self, clients: Sequence[Client], sentence: Callable[[Client], str]) -> None:
-        """Warn of each client, or, of very many, of the first."""
-        if len(clients) > _TOLD:
-            self._warn(f"{sentence(clients[0])} (so it is with {len(clients) - 1} more clients)")
-            return
-        for client in clients:
-            self._warn(sentence(client))
-
-
-@contextmanager
-def precision(dtype: str = "float32") -> Iterator[None]:
-    """Let GPUs compute float32 in TF32 where it was asked for alone.
-
-    torch allows it for convolutions by default.
-    """
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, matmul.allow_tf32
-    cudnn.allow_tf32 = matmul.allow_tf32 = dtype == "tf32"
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32, matmul.allow_tf32 = before
-
-
-def local_work(protocol: Protocol, stage: Stage, n: int) -> int:
-    """Local steps of a round of a stage for a client of n training samples."""
-    return stage.epochs * protocol.epoch_length(n) if stage.epochs else protocol.local_work(n)
-
-
-def recommended_protocol(federation: Federation) -> Protocol:
-    """The protocol that a federation recommends.
-
-    >>> from fedshift.data import load
-    >>> recommended_protocol(load("shifted-digits")).rounds >= 6
-    True
-    """
-    known = {f.name for f in dataclasses.fields(Protocol)}
-    return Protocol(**{n: v for n, v in federation.recommended.items() if n in known})
-
-
-def recommended_model(federation: Federation) -> Any:
-    """The model that a federation recommends, or one that fits most data of its task.
-
-    >>> from fedshift.data import load
-    >>> recommended_model(load("shifted-digits"))
-    'small-cnn'
-    """
-    plain = {"classification": "mlp", "segmentation": "unet-small"}
-    return federation.recommended.get("model", plain[federation.task])
-
 
 def _composed(method: Method | Composed | str) -> Composed:
     if isinstance(method, str):
         return methods.make(method)
     return Composed.of(method)
-
-
-def _one_class(client: Client) -> bool:
-    y = client.train.y
-    return not y.is_meta and bool((y == y.reshape(-1)[0]).all())
-
-
-def _occupied(folder: Path) -> bool:
-    """Whether a folder holds anything but what a writer left that was killed at its beginning."""
-    if not folder.exists():
-        return False
-    if not folder.is_dir() or any(not _LEFT.fullmatch(p.name) for p in folder.iterdir()):
-        return True
-    files.sweep(folder)
-    return False
 
 
 def _losses(result: Result) -> dict[str, dict[str, float]]:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from fedshift.engines import choice
 from fedshift.errors import BadValue
-from fedshift.run import Interrupted, Line, Run, precision
+from fedshift.plan import precision
+from fedshift.run import Interrupted, Line, Run
 from fedshift.trip import Result
 
 OnRound = Callable[[Run, Line], None]

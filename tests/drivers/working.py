@@ -41,8 +41,8 @@ def accident(kind: str) -> None:
         if kind == "wait":
             time.sleep(0.05)  # so that the signal finds workers in the midst of a round
 
-    def answering(self: _Worker, client: str, k: int, whole: Gathered) -> None:
-        answer(self, client, k, whole)
+    def answering(self: _Worker, whole: Gathered) -> None:
+        answer(self, whole)
         if next(back) == 3 and kind == "ctrl-c":
             os.killpg(os.getpgid(0), signal.SIGINT)
 

@@ -17,7 +17,7 @@ from fedshift.errors import BadData, BadRun
 from fedshift.federation import Federation
 from fedshift.models import ModelSpec
 from fedshift.protocol import Protocol
-from fedshift.run import recommended_model
+from fedshift.recommended import recommended_model
 
 _LONGEST = 120  # characters of a folder's name; what is written into it needs room too
 

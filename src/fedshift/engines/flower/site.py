@@ -34,9 +34,8 @@ from fedshift.engines.loop import Loop
 from fedshift.errors import BadData, BadRun, FedshiftError
 from fedshift.federation import Client, Federation
 from fedshift.method import Stage, State
-from fedshift.plan import Plan
+from fedshift.plan import Plan, precision
 from fedshift.resume import plan_of
-from fedshift.run import local_work, precision
 from fedshift.tree import Tree, digest, pick, under, with_prefix
 from fedshift.trip import Job
 
@@ -246,7 +245,7 @@ class Site:
             kept={name: t.to(plan.device) for name, t in kept.items()},
             place=0,
             samples=n,
-            steps=local_work(plan.protocol, stage, n),
+            steps=stage.steps(plan.protocol, n),
         )
         result = whole.loop.play([job])
         up = {
