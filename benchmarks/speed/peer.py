@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import signal
@@ -12,12 +11,11 @@ import torch
 from turns import Turns
 from works import Work
 
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+from fedshift.parent import die_with_parent
 
 
 def main(name: str, work: str, device: str) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     module, _, option = name.partition("-")
     values = json.loads(work)

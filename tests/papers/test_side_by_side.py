@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 
@@ -94,6 +95,33 @@ def test_whoever_stops_listening_ends_them_all(tmp_path, told):
             time.sleep(0.01)
         break
     assert saved.exists()
+
+
+ENDS = """
+import subprocess
+import sys
+from pathlib import Path
+from fedshift.papers import experiment, side_by_side
+from fedshift.papers.reproduce import Plan
+side_by_side.command = lambda part: [sys.executable, "-c", {row!r}]
+plan = Plan(experiment("fedgenp/table4"), Path({out!r}), ("FedAvg",), ({case!r},), quick=True)
+list(side_by_side.play(side_by_side.parts(plan), jobs=1))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a process hears of its parent")
+def test_rows_save_when_whoever_started_them_is_killed(tmp_path):
+    begun, saved = tmp_path / "begun", tmp_path / "saved"
+    row = SAVES.format(begun=str(begun), saved=str(saved))
+    words = ENDS.format(row=row, out=str(tmp_path / "out"), case=CASE)
+    with subprocess.Popen([sys.executable, "-c", words]) as driver:
+        until = time.monotonic() + 60
+        while not begun.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        driver.kill()
+    while not saved.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert begun.exists() and saved.exists()
 
 
 def test_the_command_plays_rows_side_by_side(capsys, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedshift import files
 from fedshift.cli import messages
-from fedshift.errors import BadRun, BadValue
+from fedshift.errors import BadRun, BadValue, FedshiftError
 
 
 def command(args: argparse.Namespace) -> None:
@@ -59,7 +59,11 @@ def _site(args: argparse.Namespace) -> None:
 
         processes.needed()
         certs.pair(path.parent / args.key)
-    found = _described(path)
+    try:
+        found = _described(path)
+    except FedshiftError:
+        path.unlink()  # so that the same command can be given anew
+        raise
     if args.json:
         messages.print_json({"file": str(path), **found})
     else:

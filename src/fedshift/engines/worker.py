@@ -7,7 +7,6 @@ ends when the socket closes or its parent dies, and leaves Ctrl-C to its parent.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import json
 import signal
@@ -16,14 +15,13 @@ import sys
 import traceback
 from typing import Any
 
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+from fedshift.parent import die_with_parent
 
 
 def main(handles: list[int]) -> None:
     """Answer messages until the other side hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     line = socket.socket(fileno=handles[0])
     player: Any = None
     # the connection is reset when the other side goes with an answer of ours unread

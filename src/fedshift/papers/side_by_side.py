@@ -8,7 +8,6 @@ runs lie where they always do, go on where they stopped, and no two processes sh
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from typing import IO
 
 from fedshift.papers.experiment import Case, Entry
 from fedshift.papers.reproduce import Plan, ended, folder, left_out_of
+from fedshift.parent import die_with_parent
 
 PATIENCE = 30.0  # seconds that a process gets to save what it has when it is told to stop
 _LOOK = 0.05  # seconds between looks at who has ended
@@ -135,6 +135,13 @@ def _stop(running: list[_Process]) -> Iterator[Ended]:
         yield process.told()
 
 
+def _listening() -> None:
+    """In a row's process, before it begins: it listens to interrupts, also to that of our end."""
+    # what a shell starts in the background ignores the signal, and so would its children
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    die_with_parent(signal.SIGINT)
+
+
 class _Process:
     """A process that plays a part."""
 
@@ -151,8 +158,7 @@ class _Process:
             stderr=self._said,
             env={"OMP_NUM_THREADS": str(threads), **os.environ},
             start_new_session=True,  # Ctrl-C comes to us alone, and we pass it on once
-            # what a shell starts in the background ignores the signal, and so would its children
-            preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=_listening,
         )
 
     def poll(self) -> int | None:

@@ -118,6 +118,14 @@ def test_site_init_writes_a_file_that_works(tmp_path, capsys):
     assert "needs --name and --data" in capsys.readouterr().err
 
 
+def test_site_init_leaves_no_file_behind_that_does_not_work(tmp_path, capsys):
+    path = tmp_path / "site.toml"
+    words = ["site", "init", str(path), "--name", "scanner", "--data", str(tmp_path / "nowhere")]
+    for _ in range(2):  # the same complaint again, and not that the file is there
+        assert main(words) == 2
+        assert "nowhere" in capsys.readouterr().err and not path.exists()
+
+
 def test_site_init_writes_what_a_site_insists_on(tmp_path, capsys):
     path = tmp_path / "site.toml"
     words = ["site", "init", str(path), "--name", "scanner", "--data", "shifted-digits"]

@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from fedshift.engines.flower import codec, processes
+from fedshift.engines.flower import codec
 from fedshift.engines.flower.codec import ECHO, Message, Packet, Piece
+from fedshift.parent import die_with_parent
 
 Answer = Callable[[Mapping[str, Any], Packet], Packet]  # to a packet, by a node's configuration
 _GRACE = 5.0  # seconds beyond its limit that a process has to end itself
@@ -65,7 +66,7 @@ def _serve(line: Connection, answer: Answer) -> None:
     """In the other process: answer what comes, and end."""
     code = 1
     try:
-        processes.die_with_parent(signal.SIGKILL)
+        die_with_parent(signal.SIGKILL)
         packet, (node, limit) = _receive(line)
         assert packet is not None
         if limit > 0:  # it says where it hangs, in the node's log, before it ends itself

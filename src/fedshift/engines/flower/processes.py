@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
 import os
 import signal
@@ -18,8 +17,8 @@ from pathlib import Path
 
 from fedshift.engines.flower.quiet import environment
 from fedshift.errors import BadRun
+from fedshift.parent import die_with_parent
 
-_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 _LONGEST = 90  # letters of a socket's path, of which systems allow about 100
 _PATIENCE = 10.0  # seconds that programs get to end by themselves
 
@@ -115,9 +114,3 @@ def stopping_on_signal() -> Iterator[None]:
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt("stopped")
-
-
-def die_with_parent(how: signal.Signals = signal.SIGTERM) -> None:
-    """Let the system end this process when the one that started it is gone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, how)
