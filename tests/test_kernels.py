@@ -8,7 +8,17 @@ import torch.nn.functional as F
 
 from fedshift import kernels, layers
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or kernels.triton is None, reason="needs a CUDA GPU and Triton"
+)
+
+HOWS = [
+    ((3, 3), (1, 1), (0, 0)),
+    ((5, 3), (2, 1), (2, 1)),
+    ((2, 2), (2, 2), (0, 0)),
+    ((3, 3), (2, 2), (1, 1)),
+    ((1, 2), (3, 1), (0, 1)),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +32,40 @@ def random(*shape: int, dtype=torch.float32) -> torch.Tensor:
 
 def gradients(y: torch.Tensor, inputs, slopes: torch.Tensor):
     return torch.autograd.grad(y, inputs, slopes)
+
+
+def maps() -> torch.Tensor:
+    """Maps [K, B, C, H, W] that lie as [B, K, C, H, W]."""
+    return torch.randn(3, 2, 4, 9, 8, dtype=torch.float64, device="cuda").transpose(0, 1)
+
+
+@pytest.mark.parametrize("ones", [0, 1])
+@pytest.mark.parametrize("kernel, stride, padding", HOWS)
+def test_patches_and_their_sum(kernel, stride, padding, ones):
+    x = maps()
+    (clients, batch), size = x.shape[:2], x.shape[3:]
+    found = kernels.patches(x, kernel, stride, padding, ones)
+    wanted = F.unfold(x.flatten(0, 1), kernel, 1, padding, stride)
+    taps = wanted.shape[1]
+    wanted = wanted.reshape(clients, batch, taps, -1).transpose(1, 2).reshape(clients, taps, -1)
+    assert torch.equal(found[:, :taps], wanted) and (found[:, taps:] == 1).all()
+    assert found.shape[1] == taps + ones
+    g = torch.randn_like(found)
+    each = g[:, :taps].reshape(clients, taps, batch, -1).transpose(1, 2).flatten(0, 1)
+    back = F.fold(each, tuple(size), kernel, 1, padding, stride).reshape(x.shape)
+    summed = kernels.summed(g, tuple(x.shape), kernel, stride, padding)
+    torch.testing.assert_close(summed, back)
+
+
+@pytest.mark.parametrize("kernel, stride, padding", HOWS[:4])
+def test_pooling_in_double(kernel, stride, padding):
+    x = maps().flatten(0, 1).contiguous().requires_grad_()
+    wanted = F.max_pool2d(x, kernel, stride, padding)
+    found, winners = kernels.pooled(x.detach(), wanted.shape[-2:], kernel, stride, padding)
+    assert torch.equal(found, wanted)
+    g = torch.randn_like(wanted)
+    back = kernels.unpooled(g, winners, tuple(x.shape[-2:]), kernel, stride, padding)
+    torch.testing.assert_close(back, torch.autograd.grad(wanted, x, g)[0])
 
 
 @pytest.mark.parametrize("kernel, stride, padding", [(2, 2, 0), (3, 2, 1), (3, 1, 1), (3, 2, 0)])

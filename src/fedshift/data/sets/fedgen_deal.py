@@ -1,8 +1,7 @@
 """How FedGen's and FedGenP's codes deal MNIST, draw for draw.
 
-Published numbers hang on the deal: with a concentration of 0.1, FedAvg comes out three points lower
-on the one that the codes' own seed gives than on others. So it is made here again, with numpy's and
-Python's older generators, whose streams are fixed for good.
+Published numbers were made on the deal that the codes' own seed gives. It is made here again, with
+numpy's and Python's older generators, whose streams are fixed for good.
 """
 
 from __future__ import annotations
